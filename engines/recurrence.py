@@ -1,9 +1,9 @@
 """Track where the states of recurrent layers stand, and which slots hold what has been read since.
 
-The states of a row have swallowed its first `base` tokens. The tokens behind these lie in one half of the row's slots,
-one after another. The first call of a round swallows them and writes its own tokens to the other half; calls that go on
+The states of a row have absorbed its first `base` tokens. The tokens behind these lie in one half of the row's slots,
+one after another. The first call of a round absorbs them and writes its own tokens to the other half; calls that go on
 behind it only add to that half. So a row is truncated by its length alone, and nothing that may still fall is ever
-swallowed.
+absorbed.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ from .engine import Step
 if TYPE_CHECKING:
     from torch import Tensor
 
-MOST_READ = 64  # tokens that one call may swallow of its own: what it computes grows with their square
+MOST_READ = 64  # tokens that one call may absorb of its own: what it computes grows with their square
 
 
 class Recurrence:
@@ -58,7 +58,7 @@ class Recurrence:
         self._own[these] = self.slot[these]
 
     def begin(self, step: Step, first: int = 0) -> Step:
-        """Return a step that swallows all that its rows have read before, and none of its own tokens, which may fall.
+        """Return a step that absorbs all that its rows have read before, and none of its own tokens, which may fall.
 
         These are the rows from `first` on, as far as they take part.
         """
@@ -82,7 +82,7 @@ class Recurrence:
         return replace(step, run=run)
 
     def read(self, step: Step, first: int, tokens: "Tensor | int") -> Step:
-        """Return a step that also swallows the first `tokens` of its own, in each row."""
+        """Return a step that also absorbs the first `tokens` of its own, in each row."""
         import torch
 
         inputs, rows = step.inputs, slice(first, first + len(step.start))
@@ -102,7 +102,7 @@ class Recurrence:
         return replace(step, run=run)
 
     def go_on(self, step: Step, first: int = 0) -> Step:
-        """Return a step that swallows nothing, behind one that has begun: others will be read in its tokens' places."""
+        """Return a step that absorbs nothing, behind one that has begun: others will be read in its tokens' places."""
         import torch
 
         inputs, rows = step.inputs, slice(first, first + len(step.start))

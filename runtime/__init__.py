@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..engines import BundleError, ContractError, EngineError, PairError, RequestError, TrtSpecError
-    from .acceptance.params import SamplingParams
+    from .acceptance.sampling_params import SamplingParams
     from .decoder import Decoder
     from .grammars.grammar import Grammar
     from .requests.metrics import Speculation
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "..engines": ("BundleError", "ContractError", "EngineError", "PairError", "RequestError", "TrtSpecError"),
-    ".acceptance.params": ("SamplingParams",),
+    ".acceptance.sampling_params": ("SamplingParams",),
     ".decoder": ("Decoder",),
     ".grammars.grammar": ("Grammar",),
     ".requests.metrics": ("Speculation",),

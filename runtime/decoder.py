@@ -24,7 +24,7 @@ from ..engines import (
     together,
 )
 from ..engines.errors import first_line
-from .acceptance.params import SamplingParams
+from .acceptance.sampling_params import SamplingParams
 from .beams.able import beamless, refuse_long
 from .drafters import ForeignDraft, Resources, open_drafters
 from .grammars.grammar import Grammar
@@ -417,7 +417,7 @@ class Decoder:
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """The sources of proposals that this bundle has."""
+        """The drafters that this bundle has."""
         return self._rules.drafters
 
     def default_draft_length(self, drafter: str, params: SamplingParams | None = None) -> DraftLength:

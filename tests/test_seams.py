@@ -36,7 +36,7 @@ from trt_spec.runtime import Decoder, EntropyRule, SamplingParams
 from trt_spec.runtime.acceptance.checks import require, whole
 from trt_spec.runtime.acceptance.filters import FILTERS, Change, Cut
 from trt_spec.runtime.drafters import DRAFTERS, Copier, Drafter, Offer, Resources, Sampler
-from trt_spec.runtime.state.proposal import Ahead
+from trt_spec.runtime.state.proposal import ProposedTokens
 from trt_spec.runtime.state.rows import Columns
 from trt_spec.runtime.state.shapes import FORMS, Branch, Levels, Shape
 from trt_spec.tools.cli import main
@@ -266,7 +266,7 @@ class NeverAfter(Change):
     """Of a pair of tokens the second never follows the first."""
 
     fields: ClassVar = {"never_after": "a pair of tokens of which the second may not follow the first"}
-    reads_ahead = True
+    reads_proposals = True
 
     def check(self, params: SamplingParams) -> None:
         pair = params.extra.get("never_after", (0, 0))
@@ -284,7 +284,7 @@ class NeverAfter(Change):
         columns["said"][row] = prompt[-1]
         columns["first"][row], columns["second"][row] = params.extra.get("never_after", (-1, -1))
 
-    def apply(self, scores: Tensor, columns: Columns, ahead: Ahead | None) -> Tensor:
+    def apply(self, scores: Tensor, columns: Columns, ahead: ProposedTokens | None) -> Tensor:
         assert ahead is not None
         before = torch.cat([columns["said"][:, None], ahead.tokens], 1)[:, -scores.shape[1] :]  # [A, W]
         token = torch.arange(scores.shape[2], device=scores.device)
@@ -650,7 +650,7 @@ def test_states_of_other_shapes_and_kinds_are_kept_in_every_round(
         assert 0.2 < decoder.speculation.acceptance < 1
 
 
-def test_what_a_row_has_swallowed_is_not_found_by_others(llama: Pair, tmp_path: Path) -> None:
+def test_what_a_row_has_absorbed_is_not_found_by_others(llama: Pair, tmp_path: Path) -> None:
     prompt = [3, 1, 4, 1, 5, 9, 2, 6] * 16
     for toy, found in ((Toy(), 0), (Toy(summary=False), 64)):
         bundle = with_toys(llama, tmp_path / str(found), toy)
@@ -675,6 +675,6 @@ def test_an_engine_and_a_draft_refuse_by_name_the_states_that_they_cannot_keep(l
         with pytest.raises(EngineError, match=message):
             Decoder.open(with_toys(llama, tmp_path / str(toy.summary), toy), engine="openvino")
     bundle = Bundle.open(tmp_path / "True")
-    swallowing = replace(bundle, models=bundle.models | {"draft": replace(bundle.target, kind="draft")})
+    absorbing = replace(bundle, models=bundle.models | {"draft": replace(bundle.target, kind="draft")})
     with pytest.raises(BundleError, match=r"the draft with summary .* per row, which could not be taken back"):
-        Decoder.open(swallowing)
+        Decoder.open(absorbing)

@@ -25,7 +25,7 @@ Columns = Mapping[str, tuple[str, str]]  # by title: the key of a value and its 
 class Show(Protocol):
     """Is called with the name of each stage as it begins, and with how much of the total it is.
 
-    An interruption that was swallowed before is raised again here.
+    An interruption that was suppressed before is raised again here.
     """
 
     def __call__(self, stage: str, parts: int = 1, /) -> None: ...

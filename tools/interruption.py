@@ -1,4 +1,4 @@
-"""Ends a program by SIGINT and SIGTERM, and a block after so many seconds, also where a library swallows that.
+"""Ends a program by SIGINT and SIGTERM, and a block after so many seconds, also where a library suppresses that.
 
 What is raised inside a callback (of a weak reference, in C++) is printed by Python and forgotten. So the signal is
 remembered: what it raises comes again shortly after such a callback, at the next step, and at the end. The timer of
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 AGAIN_AFTER = 0.05  # seconds, in which the callback ends
-AGAIN_SECONDS = 5.0  # after which what has swallowed an ending all the same is told again
+AGAIN_SECONDS = 5.0  # after which what has suppressed an ending all the same is told again
 
 
 class Terminated(BaseException):

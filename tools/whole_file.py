@@ -18,7 +18,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def whole_file(path: Path) -> Iterator[TextIO]:
     """Give a stream whose text appears under `path` when the block succeeds; else nothing does."""
     with ExitStack() as stack:
-        with _told_if_unfit(path):
+        with _refused_if_unfit(path):
             # A text may quote the name of a file, and that may hold bytes that are not UTF-8.
             file = stack.enter_context(written_aside(path))
             text = io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace")
@@ -38,12 +38,12 @@ def refuse_unfit(*paths: Path | None) -> None:
     """Refuse places that cannot take a file, before anything heavy is loaded."""
     for path in paths:
         if path is not None:
-            with _told_if_unfit(path), claimed(path, PARTIAL):
+            with _refused_if_unfit(path), claimed(path, PARTIAL):
                 pass
 
 
 @contextmanager
-def _told_if_unfit(path: Path) -> Iterator[None]:
+def _refused_if_unfit(path: Path) -> Iterator[None]:
     try:
         if path.is_dir():
             raise RequestError(f"output {path} is a directory, expected a file name")

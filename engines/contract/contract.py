@@ -21,10 +21,10 @@ ALIGNMENT = 256  # bytes; TensorRT demands this of the addresses it is given
 BLOCK_TOKENS = 32  # entries in each block of a cache that is read by a table of blocks
 SLOTS = 16  # for what recurrent layers have read of a row: a call may fill half with what may fall; they can grow
 MOST_SLOTS = 2 * (WIDEST_STEP + 1)  # of a row; those of an engine that takes one size alone
-MOST_PENDING = MAX_DRAFT_LENGTH + 1  # tokens that one round leaves for the next to swallow
+MOST_PENDING = MAX_DRAFT_LENGTH + 1  # tokens that one round leaves for the next to absorb
 SPARE_BLOCK = 0  # belongs to no row: unused places of a table name it, and its entries are never read
 BLOCKS = "blocks"  # the capability of a step whose cache is such blocks
-RECURRENT = "recurrent"  # that of a graph with layers whose states swallow tokens when a call says so
+RECURRENT = "recurrent"  # that of a graph with layers whose states absorb tokens when a call says so
 SOURCES = "sources"  # that of a graph whose rows may have read sources of unlike lengths
 TAILS = "tails"  # that of a graph whose calls say of some entries before theirs, too, which token sees them
 
@@ -51,12 +51,12 @@ CAPABILITIES: dict[str, Capability] = {  # by the name under which contracts lis
         ),
         fill=_whole_width,
     ),
-    # The tokens that a row's states have not swallowed lie in slots; a call's own tokens follow them.
+    # The tokens that a row's states have not absorbed lie in slots; a call's own tokens follow them.
     RECURRENT: Capability(
         inputs=(
             TensorSpec("pending", "int64", ("batch", "pending")),  # those slots, in the order of their tokens
             TensorSpec("count", "int64", ("batch",)),  # how many of them count
-            TensorSpec("fold", "int64", ("batch",)),  # the new states have swallowed so many of all these tokens
+            TensorSpec("fold", "int64", ("batch",)),  # the new states have absorbed so many of all these tokens
             TensorSpec("slot", "int64", ("batch",)),  # where the call's own tokens go, as far as half of all slots
         )
     ),
@@ -201,7 +201,7 @@ class Contract(Interface):
 
     @property
     def recurrent(self) -> bool:
-        """True if some layer keeps a state that swallows tokens, so that no call may begin before them."""
+        """True if some layer keeps a state that absorbs tokens, so that no call may begin before them."""
         return RECURRENT in self.capabilities
 
     def cache_bytes(self, rows: int, tokens: int) -> int:

@@ -18,14 +18,14 @@ def seen_entries(start: Tensor, depths: Tensor, ancestors: Tensor, capacity: int
 
     A window counts positions, the token's own among them; 0 is none.
     """
-    width, told = ancestors.shape[1:]
+    width, listed = ancestors.shape[1:]
     entries = first_numbers(capacity, 1, -1)
-    places = start[:, None] + (width - told) + first_numbers(told, -1)  # [B, W]
+    places = start[:, None] + (width - listed) + first_numbers(listed, -1)  # [B, W]
     earlier = (entries < start[:, None])[:, None].expand(-1, width, -1)
     seen = earlier.scatter(2, places[:, None].expand(-1, width, -1), ancestors)
     if window:
         positions = start[:, None] + depths
-        own = positions[:, told - width :, None]  # [B, S, 1]
+        own = positions[:, listed - width :, None]  # [B, S, 1]
         of_entries = entries.expand(start.shape[0], -1).scatter(1, places, positions)[:, None]  # [B, 1, T]
         seen = seen & (of_entries <= own) & (of_entries > own - window)
     return seen[:, None]

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from ..contract import PREFILL_WIDTH, TOKEN, AnyContract, Contract, in_words
 from ..engine import Engine, Step, chunks
 from ..errors import EngineError, first_line
-from .compiling import CompiledStep, layout
+from .compiled_step import CompiledStep, layout
 from .conversion import Recorder, fold, place, run_node
 from .fusing import PLACE, Rewriting, fuse, kept, reads_live
 from .kept_code import KeptCode
@@ -21,12 +21,12 @@ from .kernels.attention import most_bytes
 from .onnx_graph import read_graph
 from .refusals import refuse_copied_cache, refuse_unknown
 
-Shape = tuple[tuple[str, int], ...]  # the size of each symbol of the contract
+Sizes = tuple[tuple[str, int], ...]  # the size of each symbol of the contract
 
 LOGITS, WIDENS = "logits", "trt_spec::CastInto"
 KEPT_SHAPES = 256  # converted graphs, a few hundred kilobytes each
 WITH_KERNELS = ("cuda",)  # devices that run a fused operator as one kernel, with Triton
-TRIAL: Shape = (
+TRIAL: Sizes = (
     ("batch", 2),
     ("capacity", 5),
     ("pending", 4),
@@ -138,11 +138,11 @@ class TorchEngine(Engine):
         if self._kept_code is not None:
             self._kept_code.close()
 
-    def _compile(self, shape: Shape, _: object) -> CompiledStep:
+    def _compile(self, shape: Sizes, _: object) -> CompiledStep:
         assert self._kept_code is not None
         return CompiledStep(self._module(shape), self._kept_code)
 
-    def _convert(self, shape: Shape) -> fx.GraphModule:
+    def _convert(self, shape: Sizes) -> fx.GraphModule:
         """Convert the graph for these sizes; it writes to all of the caller's outputs, and to the cache in place."""
         sizes = dict(shape)
         recorder = Recorder(self.device)

@@ -15,7 +15,7 @@ WINDOW = 256  # tokens that are read together
 
 @torch.no_grad()
 def bigram_overlap(target: Any, sample: Sample) -> float | None:
-    """Return the overlap of a bigram's law with a target's at temperature 1, Σ min(p, q); None for a short text.
+    """Return the overlap of a bigram's distribution with a target's at temperature 1; None for a short text.
 
     It is counted on the first part of the text and measured on the rest.
     """
@@ -26,16 +26,19 @@ def bigram_overlap(target: Any, sample: Sample) -> float | None:
     total = 0.0
     for begin in range(0, len(rest), WINDOW):
         window = rest[begin : begin + WINDOW]
-        laws = hidden_states(target, torch.tensor([window]))[1][0, :, : sample.vocab_size].softmax(-1)
-        total += sum(float(torch.minimum(bigram.after(one), law).sum()) for one, law in zip(window, laws, strict=True))
+        distributions = hidden_states(target, torch.tensor([window]))[1][0, :, : sample.vocab_size].softmax(-1)
+        total += sum(
+            float(torch.minimum(bigram.after(one), distribution).sum())
+            for one, distribution in zip(window, distributions, strict=True)
+        )
     return total / len(rest)
 
 
 class Bigram:
     """Which tokens follow a token, by Witten and Bell's rule.
 
-    Those that were seen C times behind it, T different ones, have C / (C + T) of the law. The rest goes by how often
-    each token was seen at all, and that leaves a part to all tokens alike by the same rule.
+    Those that were seen C times behind it, T different ones, have C / (C + T) of the distribution. The rest goes by how
+    often each token was seen at all, and that leaves a part to all tokens alike by the same rule.
     """
 
     def __init__(self, tokens: Tensor, vocab_size: int) -> None:
@@ -43,12 +46,12 @@ class Bigram:
         self._alone = shared(tokens, torch.full((vocab_size,), 1 / vocab_size))
 
     def after(self, token: int) -> Tensor:
-        """Return the law [V] of what follows a token."""
+        """Return the distribution [V] of what follows a token."""
         return shared(self._behind[self._before == token], self._alone)
 
 
 def shared(seen: Tensor, shorter: Tensor) -> Tensor:
-    """Return the law of what was seen, which leaves to the `shorter` context what may come that was not."""
+    """Return the distribution of what was seen, which leaves to the `shorter` context what may come that was not."""
     counts = torch.bincount(seen, minlength=len(shorter))
     kinds = int((counts > 0).sum())
     return (counts + kinds * shorter) / (len(seen) + kinds) if kinds else shorter

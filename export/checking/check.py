@@ -132,7 +132,7 @@ def check_graph(
                 for row, logits in zip(call.rows, run_call(engine, cache, call, recurrence), strict=True):
                     places = zip(row.branches, row.depths, strict=False)  # of the real ones
                     expected = torch.stack([reference.branches[branch][row.start + depth] for branch, depth in places])
-                    errors.compare(call.scenario, logits[: row.live], expected)
+                    errors.compare(call.scenario, logits[: row.real], expected)
             for place, branch in enumerate(reference.script.current if reference.features else ()):
                 wanted = reference.features[branch]
                 found = cache[FEATURES][place, 0, : len(wanted)]
@@ -140,7 +140,7 @@ def check_graph(
             for call, expected in zip(reference.deep, reference.deep_logits, strict=True):
                 [row] = call.rows
                 cache = _long_cache(contract, reference, row.start + len(row.tokens)) | first
-                errors.compare(call.scenario, run_call(engine, cache, call)[0, : row.live], expected)
+                errors.compare(call.scenario, run_call(engine, cache, call)[0, : row.real], expected)
             report = errors.report(graph) | {"as_float32_copy": wide_copy}
             if quantised:
                 engine.close()
@@ -157,7 +157,7 @@ def run_call(engine: Engine, cache: Mapping[str, Tensor], call: Call, recurrence
     width = len(call.rows[0].tokens)
     given = {"input_ids": [row.tokens for row in call.rows], "start": [row.start for row in call.rows]}
     if any(row.parents != line_of(width) for row in call.rows):
-        given |= {"depths": [row.told for row in call.rows], "ancestors": [row.ancestors for row in call.rows]}
+        given |= {"depths": [row.positions for row in call.rows], "ancestors": [row.ancestors for row in call.rows]}
     inputs = {name: torch.tensor(numbers, device=engine.device) for name, numbers in given.items()}
     logits = torch.zeros(len(call.rows), width, engine.contract.vocab_size, device=engine.device)
     rows = cache_rows(engine.contract, cache, call.first_row, len(call.rows))

@@ -89,11 +89,11 @@ class Reference:
 
     def _say_deep(self, model: Any, call: RowCall) -> Tensor:
         found: dict[int, Tensor] = {}
-        for path in leaves_of(call.parents[: call.live]):
+        for path in leaves_of(call.parents[: call.real]):
             rows = (made[:, :, self.order % made.shape[2]] for made in self.made)
             logits = continued_logits(model, rows, [call.tokens[node] for node in path])
             found |= zip(path, logits, strict=True)
-        return torch.stack([found[node] for node in range(call.live)])
+        return torch.stack([found[node] for node in range(call.real)])
 
 
 def _deep_calls(contract: Contract, token_count: int, window: int | None) -> list[Call]:

@@ -25,10 +25,10 @@ class RowCall:
     branches: list[int]  # the sequence each real token belongs to, as an index of `Script.branches`
     accepted: list[int] | None = None  # tokens of a path whose entries then move into order, if it is to go on
     tail: int = 0  # so many entries before `start` branch as well; all that has an index counts them first
-    read: int = 0  # recurrent layers swallow so many of the tokens in this call
+    read: int = 0  # recurrent layers absorb so many of the tokens in this call
 
     @property
-    def live(self) -> int:
+    def real(self) -> int:
         return len(self.tokens) - self.padding
 
     @property
@@ -37,13 +37,13 @@ class RowCall:
         return paths_of(self.parents)
 
     @property
-    def told(self) -> list[int]:
+    def positions(self) -> list[int]:
         """The positions of the tail and of the tokens, from `start` on."""
         return [len(path) - 1 - self.tail for path in self.paths]
 
     @property
     def depths(self) -> list[int]:
-        return self.told[self.tail :]
+        return self.positions[self.tail :]
 
     @property
     def ancestors(self) -> list[list[bool]]:
@@ -55,7 +55,7 @@ class Call:
     scenario: str
     first_row: int
     rows: list[RowCall]
-    goes_on: bool = False  # behind the call before, whose tokens recurrent layers have not swallowed
+    goes_on: bool = False  # behind the call before, whose tokens recurrent layers have not absorbed
 
 
 def paths_of(parents: list[int]) -> list[list[int]]:
@@ -97,7 +97,7 @@ class Script:
     current: list[int] = field(default_factory=lambda: list(range(ROWS)))  # branch of each cache row
     rows: list[int] = field(default_factory=lambda: list(range(ROWS)))  # cache row of each branch
     recurrent: bool = False
-    swallowed: list[int] = field(default_factory=lambda: [0] * ROWS)  # tokens of each cache row, by recurrent layers
+    absorbed: list[int] = field(default_factory=lambda: [0] * ROWS)  # tokens of each cache row, by recurrent layers
 
     @property
     def capacity(self) -> int:
@@ -112,23 +112,23 @@ class Script:
         scenario: str,
         first_row: int,
         width: int,
-        live: list[int],
+        counts: list[int],
         back: list[int] | None = None,
         *,
         read: bool = False,
         goes_on: bool = False,
     ) -> None:
-        """Write `width` rows, the first `live` of them real, after going `back` some rows, for adjacent cache rows.
+        """Write `width` rows for adjacent cache rows, the first `counts` of them real, after going `back` some rows.
 
-        Recurrent layers swallow what comes before, unless the call `goes_on`, and its own tokens if they are `read`.
-        Behind what they have swallowed no call goes back.
+        Recurrent layers absorb what comes before, unless the call `goes_on`, and its own tokens if they are `read`.
+        Behind what they have absorbed no call goes back.
         """
         rows = []
-        for offset, (real, rejected) in enumerate(zip(live, back or [0] * len(live), strict=True)):
+        for offset, (real, rejected) in enumerate(zip(counts, back or [0] * len(counts), strict=True)):
             row = first_row + offset
             start = self.length(row) - rejected
-            if self.recurrent and start < self.swallowed[row]:
-                start = self.swallowed[row]
+            if self.recurrent and start < self.absorbed[row]:
+                start = self.absorbed[row]
                 rejected = self.length(row) - start
             real = min(real, self.max_length - start)
             assert start >= 0, "a script cannot go back before the first row"
@@ -140,18 +140,18 @@ class Script:
                 self.current[row] = len(self.branches) - 1
             tokens = [self.random.randrange(self.vocab) for _ in range(width)]
             self.branches[self.current[row]] += tokens[:real]
-            branches, swallowed = [self.current[row]] * real, real if read else 0
-            rows.append(RowCall(tokens, start, width - real, line_of(width), branches, read=swallowed))
+            branches, absorbed = [self.current[row]] * real, real if read else 0
+            rows.append(RowCall(tokens, start, width - real, line_of(width), branches, read=absorbed))
             if not goes_on:
-                self.swallowed[row] = start + swallowed
+                self.absorbed[row] = start + absorbed
         self.calls.append(Call(scenario, first_row, rows, goes_on))
 
-    def tree(self, scenario: str, first_row: int, width: int, live: list[int]) -> None:
+    def tree(self, scenario: str, first_row: int, width: int, counts: list[int]) -> None:
         """Write a tree of this many tokens behind each of adjacent cache rows, and go on behind one path of each."""
-        if any(self.length(row) + real > self.max_length for row, real in enumerate(live, first_row)):
+        if any(self.length(row) + real > self.max_length for row, real in enumerate(counts, first_row)):
             return
         rows = []
-        for row, real in enumerate(live, first_row):
+        for row, real in enumerate(counts, first_row):
             start, before = self.length(row), self.branches[self.current[row]]
             parents, accepted = random_tree(self.random, real, deepest=real)
             tokens = [self.random.randrange(self.vocab) for _ in range(width)]
@@ -159,7 +159,7 @@ class Script:
             self.current[row] = branches[accepted[-1]]
             padded = parents + list(range(real - 1, width - 1))
             rows.append(RowCall(tokens, start, width - real, padded, branches, accepted))
-            self.swallowed[row] = start
+            self.absorbed[row] = start
         self.calls.append(Call(scenario, first_row, rows))
 
     def tails(self, first_row: int, widths: list[int]) -> None:

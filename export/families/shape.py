@@ -55,7 +55,7 @@ class ModelShape:
     positions: int
     window: int | None  # the widest sliding window of a layer
     value_dim: int | None = None  # if values are of another size than keys
-    recurrent: tuple[Layer, ...] = ()  # layers with states that swallow tokens
+    recurrent: tuple[Layer, ...] = ()  # layers with states that absorb tokens
     attends: tuple[int, ...] = ()  # where some are, which layers have keys and values
     source: SourceShape | None = None  # of a decoder that stands behind an encoder
     own: tuple[tuple[int, int], ...] = ()  # where layers differ: the key heads and their size, of each that keeps keys

@@ -50,22 +50,22 @@ def compare(
 
     `ours` and `own` are the tokenizers of target and draft.
     """
-    places, laws, texts, counts = list[int](), list[Tensor](), list[int](), list[float]()
+    places, distributions, texts, counts = list[int](), list[Tensor](), list[int](), list[float]()
     for place in range(0, len(tokens), max(1, len(tokens) // PLACES)):
         text = ours.decode(tokens[: place + 1], skip_special_tokens=True)
         context = [*common.opening, *own.encode(text, add_special_tokens=False).ids]
         if text.endswith(BROKEN) or not context:
             continue
-        law = reads(context)
-        said = _said(text, context, law, ours, own, reads)
+        distribution = reads(context)
+        said = _said(text, context, distribution, ours, own, reads)
         if said is not None:
             places.append(place)
             texts.append(said)
-            laws.append(common.laid(law, logits.shape[1]))
+            distributions.append(common.laid(distribution, logits.shape[1]))
             counts.append(len(context) / (place + 1))
     if not places:
         return None
-    return BothWays(logits[places].float(), torch.stack(laws), torch.tensor(texts), sum(counts) / len(counts))
+    return BothWays(logits[places].float(), torch.stack(distributions), torch.tensor(texts), sum(counts) / len(counts))
 
 
 def in_words(name: str, common: CommonTokens, size: int, acceptance: dict[str, dict[str, float]], drafter: str) -> str:
@@ -78,18 +78,18 @@ def in_words(name: str, common: CommonTokens, size: int, acceptance: dict[str, d
     return f"{said}; drafter {drafter} is the default"
 
 
-def _said(text: str, context: list[int], law: Tensor, ours: Any, own: Any, reads: Reads) -> int | None:
+def _said(text: str, context: list[int], distribution: Tensor, ours: Any, own: Any, reads: Reads) -> int | None:
     """Return the first token of the target in what the draft writes greedily."""
     before, written = own.decode(context, skip_special_tokens=False), list[int]()
     read = ours.encode(text, add_special_tokens=False).ids
     found: list[int] = []
     for _ in range(MOST_WRITTEN):
-        written.append(int(law.argmax()))
+        written.append(int(distribution.argmax()))
         said = own.decode(context + written, skip_special_tokens=False)[len(before) :].rstrip(BROKEN)
         both = ours.encode(text + said, add_special_tokens=False).ids
         alone = both[: len(read)] != read
         found = ours.encode(said, add_special_tokens=False).ids if alone else both[len(read) :]
         if len(found) > 1:
             break
-        law = reads(context + written)
+        distribution = reads(context + written)
     return found[0] if found else None

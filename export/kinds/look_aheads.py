@@ -91,19 +91,19 @@ class LookAheads(HeadFiles):
             gate.add(layer, down, up)
 
     def measured(self, target: Any, contract: Contract, sample: Sample, count: int) -> str:
-        """Say how much the law of each look-ahead overlaps with its target's at temperature 1, on a part of a text."""
+        """Say how far each look-ahead overlaps with its target's at temperature 1, on a part of a text."""
         text = sample.tokens[: min(WINDOW, contract.max_length)]
         ids = list(range(contract.vocab_size, contract.vocab_size + count))
         ends = range(1, len(text) - count, SLOTS)
         if not ends:
             return f"{self.name} has {count} look-aheads"
 
-        def laws(tokens: list[int]) -> Tensor:
+        def distributions(tokens: list[int]) -> Tensor:
             return branch_logits(target, [tokens])[0][:, : sample.vocab_size].softmax(-1)
 
-        shares, whole = torch.zeros(count), laws(text)
+        shares, whole = torch.zeros(count), distributions(text)
         for end in ends:  # one at a time: a large vocabulary takes much memory
-            shares += torch.minimum(whole[end : end + count], laws(text[:end] + ids)[-count:]).sum(-1)
+            shares += torch.minimum(whole[end : end + count], distributions(text[:end] + ids)[-count:]).sum(-1)
         words = ", then ".join(f"{share / len(ends):.3f}" for share in shares.tolist())
         return f"{self.name} has {count} look-aheads: they overlap with their target by {words}"
 

@@ -1,4 +1,4 @@
-"""How far a head agrees with its target on running text: the overlap of their laws at temperature 1, Σ min(p, q)."""
+"""How far a head agrees with its target on running text: their overlap at temperature 1, Σ min(p, q)."""
 
 from typing import Any
 
@@ -18,9 +18,11 @@ def measured(head: Any, features: Features, target: Any, sample: Sample) -> list
     for begin in range(0, len(sample.tokens) - head.measured_places - 1, WINDOW):
         window = torch.tensor(sample.tokens[begin : begin + WINDOW])
         states, logits = hidden_states(target, window[None])
-        law = logits[0, :, : sample.vocab_size].softmax(-1)
+        distribution = logits[0, :, : sample.vocab_size].softmax(-1)
         with computing_in_float32(head):
             for place, (after, said) in enumerate(head.says(window, features(states)[0])):
-                found[place] += float(torch.minimum(law[after], said[:, : sample.vocab_size].softmax(-1)).sum())
+                found[place] += float(
+                    torch.minimum(distribution[after], said[:, : sample.vocab_size].softmax(-1)).sum()
+                )
                 count += 0 if place else len(after)
     return [share / max(count, 1) for share in found]

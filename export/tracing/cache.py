@@ -27,8 +27,8 @@ class Places(NamedTuple):
     @property
     def rows(self) -> Tensor:
         """The cache rows [B, W] of those entries."""
-        _, own, told = self.ancestors.shape
-        return self.start[:, None] + (own - told + torch.arange(told))
+        _, own, listed = self.ancestors.shape
+        return self.start[:, None] + (own - listed + torch.arange(listed))
 
 
 class ScatterCache(Cache):  # type: ignore[misc]

@@ -43,9 +43,9 @@ class Decays:
         found = sum(each[1:], each[0])  # [B, H, N, N, 2]
         return found[..., 0], found[:, :, before:, :, 1]
 
-    def at_end(self, swallowed: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what those swallowed [B, N] leave of the state [B, H, 1, C] and of each token [B, H, N, C]."""
-        there = swallowed[:, None, :, None]
+    def at_end(self, absorbed: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what those absorbed [B, N] leave of the state [B, H, 1, C] and of each token [B, H, N, C]."""
+        there = absorbed[:, None, :, None]
         ends = [torch.where(there, part, 0.0).sum(2, keepdim=True) for part in self._parts]
         whole, rest = (end - sums for end, sums in zip(ends, self._sums, strict=True))
         of_keys = torch.where(there, whole + rest, -torch.inf).exp()

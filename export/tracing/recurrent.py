@@ -1,6 +1,6 @@
 """Recurrent layers as plain ONNX operators: linear attention over the tokens of a call, behind a state of all before.
 
-A layer's sequence is the pending tokens, which its state has not swallowed yet, then the call's own. Those may be a
+A layer's sequence is the pending tokens, which its state has not absorbed yet, then the call's own. Those may be a
 tree: what others compute along a line is computed here along the ancestors of each token, by masks.
 
     S_i = e^{g_i} S + Σ_j e^{g_i − g_j} k_j w_jᵀ ,   o_i = S_iᵀ q_i        g: the sum of the logarithms of the decays
@@ -24,7 +24,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from ...engines import ROW, WINDOW, State
-from ..passes.swallow_lines import ANSWER, DECAYS, KEYS, QUERY, RATES, VALUES
+from ..passes.absorb_lines import ANSWER, DECAYS, KEYS, QUERY, RATES, VALUES
 from .cache import OPSET, Places, ScatterCache, written
 from .decays import Decays
 from .marks import marked
@@ -103,9 +103,9 @@ class Entries:
         number = torch.arange(before)
         self.counts = number < count[:, None]  # [B, P]
         own = torch.arange(width)
-        order = torch.cat([number.expand(batch, -1), count[:, None] + own], 1)  # [B, N], as they are swallowed
+        order = torch.cat([number.expand(batch, -1), count[:, None] + own], 1)  # [B, N], as they are absorbed
         exist = torch.cat([self.counts, torch.ones(batch, width, dtype=torch.bool)], 1)
-        self.swallowed = (order < fold[:, None]) & exist
+        self.absorbed = (order < fold[:, None]) & exist
         self.depth = torch.cat([number.expand(batch, -1), count[:, None] + places.depths], 1)  # [B, N]
         earlier = (number <= number[:, None])[None] & self.counts[:, None]  # [B, P, P]
         behind = self.counts[:, None].expand(-1, width, -1)  # [B, S, P]
@@ -258,7 +258,7 @@ class RecurrentCache(ScatterCache):
                 solved = solved - solved @ torch.where(half, overlap, 0.0) @ solved
             wanted = solved @ wanted
         answer = asked @ wanted + (left.of_state[:, :, own:] * query) @ state
-        of_base, of_keys = left.at_end(entries.swallowed)
+        of_base, of_keys = left.at_end(entries.absorbed)
         after = of_base.transpose(2, 3) * state + (of_keys * keys).transpose(2, 3) @ wanted
         return marked(ANSWER, answer), after
 

@@ -11,6 +11,7 @@ import torch
 
 from ...engines import CALL, AnyContract, Contract, EncoderContract, ExportError, TensorSpec
 from ...engines.bundle import FUSED, GRAPH, WEIGHTS
+from ..passes.absorb_lines import absorb_lines
 from ..passes.fuse_norms import fuse_norms
 from ..passes.fuse_rotary import fuse_rotary
 from ..passes.group_queries import group_queries
@@ -21,7 +22,6 @@ from ..passes.rewriting import Rewrite, rewritten
 from ..passes.share_table import share_table
 from ..passes.simplify import simplify
 from ..passes.stack_heads import stack_heads
-from ..passes.swallow_lines import swallow_lines
 from ..sources.behind_source import BehindSource
 from ..sources.traced import TracedBehindSource
 from ..special import ready_to_trace
@@ -40,7 +40,7 @@ WIDE = Quantisation()
 UNQUANTISED: tuple[Rewrite, ...] = (orient_weights, simplify, fuse_norms, fuse_rotary, simplify)
 STORED: dict[str, tuple[Rewrite, ...]] = {"int8": (stack_heads,)}  # by how its weights are quantised then
 LAST: tuple[Rewrite, ...] = (merge_projections, share_table)
-OF_ONNX_RUNTIME: tuple[Rewrite, ...] = (group_queries, swallow_lines)
+OF_ONNX_RUNTIME: tuple[Rewrite, ...] = (group_queries, absorb_lines)
 SMALLEST_EXTERNAL = 1024  # bytes; engines want to see shapes and scalars in the graph itself
 
 

@@ -29,11 +29,11 @@ def accept(exam: Exam) -> None:
     assert tree is not None
     by_line = plan.draws or plan.lenient  # else each row picks its path itself, whatever its shape
     if by_line:
-        law = judge(exam.of_line())
+        distribution = judge(exam.of_line())
         places = counting(k + 1, tokens.device)
         verdict.put(None, verdict.accepted, places * (places <= verdict.accepted[:, None]))
-        if law is not None:
-            go_on(law, rows.more & ~rows.coupled, exam, verdict)
+        if distribution is not None:
+            go_on(distribution, rows.more & ~rows.coupled, exam, verdict)
     if plan.coupled:
         gumbel = None if noise.gumbel is None else at_nodes(noise.gumbel, tree.depths)
         verdict.picked.pick(scores, gumbel)
@@ -50,11 +50,11 @@ def accept(exam: Exam) -> None:
     torch.amax(tree.depths[:, 1:] * tree.behind(tokens, verdict), 1, out=verdict.proposed)
 
 
-def go_on(law: Tensor, some: Tensor, exam: Exam, verdict: TreeVerdict) -> None:
-    """Let `some` rows [A] go on where their first line falls and leaves a law [A, V] for the next token."""
-    law = descend(law / law.sum(-1, keepdim=True), some, exam, verdict)
+def go_on(distribution: Tensor, some: Tensor, exam: Exam, verdict: TreeVerdict) -> None:
+    """Let `some` rows [A] go on where their first line falls and leaves a distribution [A, V] for the next token."""
+    distribution = descend(distribution / distribution.sum(-1, keepdim=True), some, exam, verdict)
     before = verdict.tokens.clone()
-    put_next(law, along(exam.proposal.tokens, verdict), exam)
+    put_next(distribution, along(exam.proposal.tokens, verdict), exam)
     verdict.tokens.copy_(torch.where(some[:, None], verdict.tokens, before))
 
 

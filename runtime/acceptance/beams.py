@@ -6,12 +6,12 @@ from .filters.bias import Bias
 from .filters.forced_end import ForcedEnd
 from .filters.min_tokens import MinTokens
 from .filters.temperature import Temperature
-from .parameters import Parameters
+from .parameter_fields import ParameterFields
 
 UNDERSTOOD = (Bias, ForcedEnd, MinTokens, Temperature)  # filters that a search applies itself
 
 
-def refuse_beside_beams(params: Parameters) -> None:
+def refuse_beside_beams(params: ParameterFields) -> None:
     """Refuse parameters beside those of beam search that it does not know."""
     beams = params.num_beams
     if beams == 1:

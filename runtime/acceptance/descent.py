@@ -1,16 +1,14 @@
-"""Goes on where a first line falls: tests by chance what else was proposed there, and what follows that.
+"""Continues below the node where the first line was rejected: tests what else was proposed there, and what follows.
 
-State: the nodes whose path of tokens is what stands, and the law of the next token, which is what is left of p. What
-follows any of these nodes is tested in turn: accept x iff u·q(x) < law(x), else law ← norm(max(0, law − q)). A token
-that was drawn without replacement has the q of its elder siblings without their tokens; one that was certain has q = 1.
-Behind a token x that stands the state is all nodes that say x there, and p. Where none stands, the law draws the next
-token.
+State: the nodes that spell the accepted tokens, and the residual r from which the next token is drawn. What follows
+these nodes is tested in turn: accept x iff u·q(x) < r(x), else r ← norm(max(0, r − q)). A token that was drawn without
+replacement has the q of its elder siblings without their tokens; a certain one has q = 1. Once x is accepted, the state
+is all nodes that spell x there, and p. If none is accepted, the next token is drawn from r.
 
-This is exact, because each proposal's law depends only on what stands and on elder siblings of the same source, and the
-uniform that tests it on nothing else. It contains recursive rejection (one source), SpecInfer's multi-step sampling
-(arXiv 2305.09781: several), and copies. The first line has been judged, as a block or token by token, whichever rule
-leaves the law with which this begins, and is not tested again: its rule has looked at what follows. Under lenience l
-each is tested with l·q.
+This is exact, because each proposal's distribution depends only on accepted tokens and on elder siblings of the same
+drafter, and the uniform that tests it on nothing else. It contains recursive rejection (one drafter), SpecInfer's
+multi-step sampling (arXiv 2305.09781: several), and copies. The first line is not tested again: its rule, whichever it
+was, has looked at all of it and leaves the r with which this begins. Under lenience l each is tested with l·q.
 """
 
 import torch
@@ -24,8 +22,8 @@ from .exam import Exam
 from .one_line import NEGLIGIBLE
 
 
-def descend(law: Tensor, going: Tensor, exam: Exam, verdict: TreeVerdict) -> Tensor:
-    """Let the rows that are `going` [A] go on from their law [A, V]; return that of their next token."""
+def descend(residual: Tensor, going: Tensor, exam: Exam, verdict: TreeVerdict) -> Tensor:
+    """Let the rows that are `going` [A] go on from their residual [A, V]; return that of their next token."""
     proposal, _, rows, plan, noise, _, p = exam
     tree, tokens, k = proposal.tree, proposal.tokens, plan.draft_length
     assert tree is not None
@@ -35,15 +33,17 @@ def descend(law: Tensor, going: Tensor, exam: Exam, verdict: TreeVerdict) -> Ten
     here = tree.standing(tokens, verdict)
     for step in range(plan.deepest):
         nodes = tree.following(here, plan.turns)  # [A, T]
-        said, laws, u = (each.gather(1, (nodes - 1).clamp_(min=0)) for each in (tokens, tree.laws, uniforms))
+        places = (nodes - 1).clamp_(min=0)
+        said, drawn_from, u = (each.gather(1, places) for each in (tokens, tree.distributions, uniforms))
         asked = (nodes > k) & going[:, None]
-        if plan.branches and tree.lines > 1:  # else all that follows is of one source, or each of its own
-            siblings = (laws[:, 1:] == laws[:, :-1]) & (laws[:, 1:] != CERTAIN) & (nodes[:, :-1] > 0)
-        stands, q = torch.zeros_like(verdict.accepted), law
+        if plan.branches and tree.lines > 1:  # else all that follows is of one drafter, or each of its own
+            alike = (drawn_from[:, 1:] == drawn_from[:, :-1]) & (drawn_from[:, 1:] != CERTAIN)
+            siblings = alike & (nodes[:, :-1] > 0)
+        stands, q = torch.zeros_like(verdict.accepted), residual
         for turn in range(plan.turns):
             token, elder = said[:, turn : turn + 1], q
             if not turn or tree.lines > 1:
-                q = proposal.drawn_from(laws[:, turn], token, law.shape[1])
+                q = proposal.drawn_from(drawn_from[:, turn], token, residual.shape[1])
             if turn and plan.branches:
                 rest = without(elder, said[:, turn - 1 : turn])
                 q = rest if tree.lines == 1 else torch.where(siblings[:, turn - 1, None], rest, q)
@@ -51,20 +51,20 @@ def descend(law: Tensor, going: Tensor, exam: Exam, verdict: TreeVerdict) -> Ten
                 continue  # that is the first line's own
             tested = q * rows.lenience[:, None] if plan.lenient else q
             able = asked[:, turn] & (stands == 0)
-            fair = able & (u[:, turn : turn + 1] * tested.gather(1, token) < law.gather(1, token))[:, 0]
+            fair = able & (u[:, turn : turn + 1] * tested.gather(1, token) < residual.gather(1, token))[:, 0]
             stands = torch.where(fair, nodes[:, turn], stands)
-            law = torch.where((able & ~fair)[:, None], what_is_left(law, tested), law)
+            residual = torch.where((able & ~fair)[:, None], what_is_left(residual, tested), residual)
         going = stands > 0
-        law = torch.where(going[:, None], pick(p, stands), law)
+        residual = torch.where(going[:, None], pick(p, stands), residual)
         path = verdict.path.scatter(1, (verdict.next_index + 1).clamp_(max=k), stands[:, None])
         verdict.put(going, verdict.accepted + 1, path)
-        if step + 1 == plan.deepest or (on_host(law.device) and not bool(going.any())):
+        if step + 1 == plan.deepest or (on_host(residual.device) and not bool(going.any())):
             break
         passed = tokens.gather(1, (stands - 1).clamp_(min=0)[:, None])
         same = (said == passed) & asked & going[:, None]
         here = torch.zeros_like(here).scatter_(1, nodes * same, same)
         here[:, 0] = False
-    return law
+    return residual
 
 
 def without(q: Tensor, token: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Three exact tests say which prefix of the proposal stands and which token follows it. Pure torch, no sync.
 
-rejection: judge all proposals together, as `block.py` says; never keeps fewer than tokenwise.
+rejection: judge all proposals together, as `block_verification.py` says; never keeps fewer than tokenwise.
 tokenwise: accept d iff u·q(d) < p(d), else draw from norm(max(0, p − q)).
 coupled:   target and draft pick argmax(score + the same noise); accept while they agree. Greedy has zero noise.
 
@@ -18,7 +18,7 @@ from ..state.indexing import counting, pick
 from ..state.proposal import Proposal
 from ..state.rows import Rows
 from ..state.verdict import Verdict
-from .block import Chances, judge_blocks, share_of_q
+from .block_verification import Chances, judge_jointly, share_of_q
 from .exam import Exam
 from .sums import rising_sums
 
@@ -47,16 +47,16 @@ def judge(exam: Exam) -> Tensor | None:
         return None
     assert p is not None
     assert noise.draw is not None
-    law = residual(proposal, p, verdict.accepted, share)
-    put_next(law, proposal.tokens, exam)
-    return law
+    distribution = residual(proposal, p, verdict.accepted, share)
+    put_next(distribution, proposal.tokens, exam)
+    return distribution
 
 
-def put_next(law: Tensor, tokens: Tensor, exam: Exam) -> None:
+def put_next(distribution: Tensor, tokens: Tensor, exam: Exam) -> None:
     """Draw the next token of rows that draw it, and write it behind those of `tokens` [A, K] that stand."""
     verdict, draw = exam.verdict, exam.noise.draw
     assert draw is not None
-    drawn = inverse_cdf(law, draw[:, -1:])
+    drawn = inverse_cdf(distribution, draw[:, -1:])
     if exam.plan.coupled:
         tokens = torch.cat([tokens, drawn], 1).scatter_(1, verdict.next_index, drawn)
         verdict.tokens.copy_(torch.where(exam.rows.coupled[:, None], verdict.tokens, tokens))
@@ -102,12 +102,12 @@ def examine(exam: Exam) -> Tensor | None:
         return rows.lenience if plan.lenient else None
     assert chances is not None
     if not plan.coupled and not plan.tokenwise:
-        judge_blocks(verdict.block, chances, proposed, verdict.accepted)
-        return share_of_q(verdict.block, verdict.next_index)
+        judge_jointly(verdict.joint, chances, proposed, verdict.accepted)
+        return share_of_q(verdict.joint, verdict.next_index)
     standing = torch.empty_like(proposal.proposed)
-    judge_blocks(verdict.block, chances, proposed, standing)
-    verdict.accepted.copy_(torch.where(rows.block, standing, verdict.accepted))
-    return torch.where(rows.block, share_of_q(verdict.block, verdict.next_index), rows.lenience)
+    judge_jointly(verdict.joint, chances, proposed, standing)
+    verdict.accepted.copy_(torch.where(rows.rejection, standing, verdict.accepted))
+    return torch.where(rows.rejection, share_of_q(verdict.joint, verdict.next_index), rows.lenience)
 
 
 def examine_one_by_one(exam: Exam, chances: Chances | None) -> None:

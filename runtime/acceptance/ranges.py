@@ -7,7 +7,7 @@ from typing import Any
 from ...engines import RequestError
 from ..grammars.grammar import Grammar
 from .checks import LARGEST, real, require, whole
-from .parameters import RULES, Parameters
+from .parameter_fields import RULES, ParameterFields
 
 MAX_LOGPROBS = 20
 REPETITIONS = (1e-3, 1e3)
@@ -16,7 +16,7 @@ MOST_BEAMS = 32
 STEEPEST = 16.0  # power of a length
 
 
-def refuse_out_of_range(params: Parameters) -> None:
+def refuse_out_of_range(params: ParameterFields) -> None:
     """Refuse what no bundle and no engine could make sense of, with a `RequestError`."""
     require("max_new_tokens", params.max_new_tokens, whole(params.max_new_tokens, 1), "a whole number >= 1")
     _check_scores(params)
@@ -42,7 +42,7 @@ def refuse_out_of_range(params: Parameters) -> None:
     _check_beams(params)
 
 
-def _check_scores(params: Parameters) -> None:
+def _check_scores(params: ParameterFields) -> None:
     """Check what is added to scores, or divides them."""
     cold, hot = TEMPERATURES
     for name, absent in (("temperature", False), ("draft_temperature", params.draft_temperature is None)):
@@ -62,7 +62,7 @@ def _check_scores(params: Parameters) -> None:
         require(name, value, real(value, -LARGEST, LARGEST), f"a number from {-LARGEST:g} to {LARGEST:g}")
 
 
-def _check_cuts(params: Parameters) -> None:
+def _check_cuts(params: ParameterFields) -> None:
     """Check what leaves tokens out."""
     require("top_k", params.top_k, whole(params.top_k, 0), "a whole number >= 0 (0 = off)")
     require("top_p", params.top_p, real(params.top_p, 0, 1) and params.top_p > 0, "a number in (0, 1]")
@@ -70,7 +70,7 @@ def _check_cuts(params: Parameters) -> None:
     require("allowed_token_ids", params.allowed_token_ids, _are_ids(params.allowed_token_ids), "a list of token ids")
 
 
-def _check_end(params: Parameters) -> None:
+def _check_end(params: ParameterFields) -> None:
     """Check what ends an output, and what keeps it from ending."""
     most = params.max_new_tokens
     require("min_tokens", params.min_tokens, whole(params.min_tokens, 0, most), f"a whole number from 0 to {most}")
@@ -80,7 +80,7 @@ def _check_end(params: Parameters) -> None:
     require("stop_token_ids", params.stop_token_ids, _are_ids(params.stop_token_ids), "a list of token ids")
 
 
-def _check_grammar(params: Parameters) -> None:
+def _check_grammar(params: ParameterFields) -> None:
     sound = params.grammar is None or isinstance(params.grammar, Grammar)
     require("grammar", params.grammar, sound, "a Grammar")
     if params.grammar is not None and params.ignore_eos:
@@ -93,7 +93,7 @@ def _check_grammar(params: Parameters) -> None:
         )
 
 
-def _check_beams(params: Parameters) -> None:
+def _check_beams(params: ParameterFields) -> None:
     beams = params.num_beams
     require("num_beams", beams, whole(beams, 1, MOST_BEAMS), f"a whole number from 1 to {MOST_BEAMS}")
     power, early, wanted = params.length_penalty, params.early_stopping, params.num_return_sequences

@@ -7,17 +7,17 @@ import torch
 from ..grammars.guide import Guide
 from ..state.rows import Columns, Rows
 from .filters import FILTERS
-from .params import SamplingParams
+from .sampling_params import SamplingParams
 
 LEAST_LENIENCE = 1e-30  # its logarithm is finite, so that what a request excludes stays excluded
 
 
-def make_rows(rows: int, length: int, vocab_size: int, sources: int, device: str, copied: int = 0) -> Rows:
-    """Make empty rows for up to `length` tokens each, and so many of a source, with the columns of all filters."""
+def make_rows(rows: int, length: int, vocab_size: int, drafters: int, device: str, copied: int = 0) -> Rows:
+    """Make empty rows for up to `length` tokens and `copied` ones of a source, with the columns of all filters."""
     columns: Columns = {}
     for one in FILTERS:
         columns |= one.columns(rows, vocab_size, device)
-    return Rows.allocate(rows, length, sources, device, columns, copied)
+    return Rows.allocate(rows, length, drafters, device, columns, copied)
 
 
 def admit(rows: Rows, row: int, prompt: Sequence[int], params: SamplingParams, seed: int, vocab_size: int) -> None:
@@ -26,7 +26,7 @@ def admit(rows: Rows, row: int, prompt: Sequence[int], params: SamplingParams, s
     rows.length[row] = len(prompt)
     rows.begins[row] = 0  # no branches yet
     rows.coupled[row] = params.test == "coupled"
-    rows.block[row] = params.test == "rejection"
+    rows.rejection[row] = params.test == "rejection"
     rows.seed[row] = torch.tensor([seed & 0xFFFFFFFF, seed >> 32])
     rows.noise_scale[row] = 0.0 if params.greedy else 1.0
     rows.lenience[row] = max(params.lenience, LEAST_LENIENCE)

@@ -12,40 +12,44 @@ from torch import Tensor
 
 from ..state.place import on_host
 from ..state.plan import Plan, ReadingFilter
-from ..state.proposal import Ahead
+from ..state.proposal import ProposedTokens
 from ..state.rows import Columns, Rows
 from .filters import Change, Cut, cut_below
 from .filters.temperature import at_the_drafts_own, cut_to_depth
 
 
-def transform(logits: Tensor, rows: Rows, plan: Plan, ahead: Ahead | None) -> Tensor:
+def transform(logits: Tensor, rows: Rows, plan: Plan, proposed: ProposedTokens | None) -> Tensor:
     """Return scores [A, W, V] whose softmax is the request's distribution; excluded tokens are -inf."""
-    return apply(plan.filters, logits, rows.columns, ahead) if plan.filters else logits
+    return apply(plan.filters, logits, rows.columns, proposed) if plan.filters else logits
 
 
-def told(logits: Tensor, rows: Rows, plan: Plan, ahead: Ahead | None) -> Tensor:
-    """Return the scores [A, W, V] whose log-probs are told: the model's own, or what is left by the rules of speech."""
-    if not plan.told:
+def reported_scores(logits: Tensor, rows: Rows, plan: Plan, proposed: ProposedTokens | None) -> Tensor:
+    """Return the scores [A, W, V] whose log-probs are reported: the model's own, or those of speech rules."""
+    if not plan.reporting:
         return logits
-    return torch.where(rows.columns["hears"][:, None, None], apply(plan.told, logits, rows.columns, ahead), logits)
+    return torch.where(
+        rows.columns["hears"][:, None, None], apply(plan.reporting, logits, rows.columns, proposed), logits
+    )
 
 
-def draft_transform(logits: Tensor, rows: Rows, plan: Plan, ahead: Ahead | None) -> Tensor:
+def draft_transform(logits: Tensor, rows: Rows, plan: Plan, proposed: ProposedTokens | None) -> Tensor:
     """Transform at the draft's own temperature; the draft samples from the softmax of exactly these scores."""
     if not plan.own_draft:
-        return transform(logits, rows, plan, ahead)
-    scores = apply(plan.draft_filters, logits, at_the_drafts_own(rows.columns), ahead)
+        return transform(logits, rows, plan, proposed)
+    scores = apply(plan.draft_filters, logits, at_the_drafts_own(rows.columns), proposed)
     return cut_to_depth(scores, rows.columns)
 
 
-def apply(filters: Sequence[ReadingFilter], scores: Tensor, columns: Columns, ahead: Ahead | None) -> Tensor:
+def apply(
+    filters: Sequence[ReadingFilter], scores: Tensor, columns: Columns, proposed: ProposedTokens | None
+) -> Tensor:
     cuts: list[Cut] = []
     for one in filters:
         if isinstance(one, Cut):
             cuts.append(one)
             continue
         assert isinstance(one, Change)
-        scores, cuts = one.apply(keep_likeliest(scores, columns, cuts), columns, ahead), []
+        scores, cuts = one.apply(keep_likeliest(scores, columns, cuts), columns, proposed), []
     return keep_likeliest(scores, columns, cuts)
 
 

@@ -123,13 +123,13 @@ class Beaming:
         beams = [beam.node for beam in self.search.running]
         since = min(tail.settled for tail in self._tails)
         paths = [node.path(since) for node in beams]
-        live = {node for path in paths for node in path} | {node for beam in beams for node in beam.below()}
+        needed = {node for path in paths for node in path} | {node for beam in beams for node in beam.below()}
         trunk = []
         for level in zip(*paths, strict=True):
             if len(set(level)) > 1:
                 break
             trunk.append(level[0])
-        for node in (self._root, *live):
-            node.children = {token: child for token, child in node.children.items() if child in live}
+        for node in (self._root, *needed):
+            node.children = {token: child for token, child in node.children.items() if child in needed}
         for tail in self._tails:
-            tail.keep(row, trunk, live)
+            tail.keep(row, trunk, needed)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..acceptance.params import SamplingParams
+from ..acceptance.sampling_params import SamplingParams
 from .node import Node
 
 NEVER = "never"  # early_stopping: search on until no text can become better

@@ -18,7 +18,7 @@ STEP = 32  # calls are told of a multiple of so many entries before their own, w
 
 
 @dataclass
-class Told:
+class BranchedCall:
     """The places of a call: the entries it branches from, and its own tokens."""
 
     depths: Tensor  # [1, W]
@@ -68,17 +68,17 @@ class Tail:
         device = self.model.engine.device
         given = [torch.from_numpy(each)[None].to(device) for each in (depths, ancestors)]
         ids, logits = torch.tensor([[node.token for node in nodes]], device=device), self.model.logits(1, width)
-        first, live = torch.tensor([start], device=device), self.model.bucket(start + width)
-        self.model.step(row, ids, first, logits, live, tree=Told(*given)).run()
+        first, entries_read = torch.tensor([start], device=device), self.model.bucket(start + width)
+        self.model.step(row, ids, first, logits, entries_read, tree=BranchedCall(*given)).run()
         self.model.cache.wrote(row, start, start + width)
         return logits[0, :, : self.model.vocab_size]
 
-    def keep(self, row: int, trunk: Sequence[Node], live: Collection[Node]) -> None:
-        """Drop the entries of all nodes that are not `live`; those of the `trunk`, which all beams say, settle."""
+    def keep(self, row: int, trunk: Sequence[Node], needed: Collection[Node]) -> None:
+        """Drop the entries of all nodes that are not `needed`; those of the `trunk`, which all beams say, settle."""
         grown = [node for node in trunk if node.depth >= self.settled]
         settles = next((place for place, node in enumerate(grown) if node not in self._places), len(grown))
         settled = grown[:settles]
-        rest = [node for node in self._nodes if node in live and node not in settled]
+        rest = [node for node in self._nodes if node in needed and node not in settled]
         order = [self._places[node] for node in (*settled, *rest)]
         begin = self._prompt + self.settled
         if order != list(range(len(order))):

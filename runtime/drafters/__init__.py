@@ -1,4 +1,4 @@
-"""The sources of proposals, one drafter per file; to add one, write a file and add a row to this table."""
+"""The drafters, one per file; to add one, write a file and add a row to this table."""
 
 from ...engines.bundle import DRAFTS
 from ..state.asked import DRAFTER_NAMES
@@ -6,7 +6,7 @@ from ..state.usual import usual_drafter
 from .cascade import Cascade
 from .common import Common
 from .drafter import Copier, Drafter, Offer, Resources, Sampler
-from .foreign import ForeignDraft
+from .foreign_draft import ForeignDraft
 from .head import Blockwise, Eagle3, Medusa, Mtp
 from .look_aheads import Pass
 from .lookup import Lookup

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from ..acceptance.params import SamplingParams
+from ..acceptance.sampling_params import SamplingParams
 
 
 class Asking(Protocol):

@@ -18,7 +18,7 @@ from ..acceptance.transform import draft_transform
 from ..state.frame import Frame
 from ..state.indexing import counting
 from ..state.plan import Plan, Prepared
-from ..state.proposal import Ahead, Noise, Proposal
+from ..state.proposal import Noise, Proposal, ProposedTokens
 from ..state.rows import Rows
 from ..state.verdict import Verdict
 from .drafter import Copier, Offer, Resources
@@ -63,7 +63,7 @@ class Cascade(Copier):
         k, model = frame.draft_length, self.model
         memory = model.logits(frame.batch, k)
         logits = memory[..., : model.vocab_size]
-        step = partial(model.step, 0, live=frame.live)
+        step = partial(model.step, 0, entries_read=frame.entries_read)
         if frame.levels:
             first = step(frame.recent, frame.position[0], model.logits(frame.batch, 1), since=frame.since)
             each = counting(k, memory.device).expand(frame.batch, k).contiguous()
@@ -89,7 +89,7 @@ class Cascade(Copier):
             step.run()
         inner = replace(plan, draft_length=k - 1, ragged=True, lenient=False)
         proposal = Proposal(guesses, (asked - 1).clamp(min=0) * found, None)
-        scores = draft_transform(prepared.logits, rows, inner, Ahead(guesses))
+        scores = draft_transform(prepared.logits, rows, inner, ProposedTokens(guesses))
         # This test uses the uniforms that would draw the draft's tokens one by one: the first one draws, the others
         # test. The outer test has uniforms of its own. Under the coupled rule both tests use the noise of the index.
         gumbel = None if noise.gumbel is None else noise.gumbel[:, :k]

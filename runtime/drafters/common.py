@@ -1,6 +1,7 @@
 """Drafter common: a draft with tokens of its own proposes those that its target has, too, one after another.
 
-It draws from its law over these alone: q is that law laid on the target's ids, and nothing anywhere else.
+It draws from its distribution over these alone: q is that distribution laid on the target's ids, and nothing anywhere
+else.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from ..state.frame import Frame
 from ..state.rows import Rows
 from .asking import Asking
 from .drafter import Resources, Sampler
-from .foreign import Steps
+from .foreign_draft import Steps
 from .foreign_drafter import ForeignDrafter
 
 NEVER = -1e30  # logit of a token that the draft does not have; finite, so that a filter may leave only such tokens

@@ -1,4 +1,4 @@
-"""The interface of every drafter: a source of proposals, with a part on the host and a part on the device."""
+"""The interface of every drafter: it makes proposals, with a part on the host and a part on the device."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from ..state.plan import LEAST_WINDOW, Plan, Prepared
 from ..state.proposal import Noise
 from ..state.rows import Columns, Rows
 from .asking import Asking
-from .foreign import ForeignDraft
+from .foreign_draft import ForeignDraft
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Resources:
 
 
 class Drafter:
-    """Each decoder makes one object of each kind; it owns all that the source needs and remembers."""
+    """Each decoder makes one object of each kind; it owns all that the drafter needs and remembers."""
 
     name: ClassVar[str]
     samples: ClassVar[bool] = False  # a Sampler, else a Copier
@@ -143,8 +143,8 @@ class Sampler(Drafter):
         A row may end before a proposal that is in doubt. So the doubt must be known before that proposal is drawn, from
         the tokens drawn before it. Then whether a row goes on behind some tokens depends on those tokens alone, as if
         its length had been chosen for them beforehand, and each proposal was drawn from its q. If a token had a say in
-        whether it is proposed itself, those that are proposed would follow another law than q, and the test would bias
-        what is said.
+        whether it is proposed itself, those that are proposed would follow another distribution than q, and the test
+        would bias what is said.
         """
         return normalised_entropy(logits[:, 0])
 

@@ -39,7 +39,7 @@ class Head(DraftModel):
     def prepare(self, frame: Frame) -> PreparedDraft:
         """Make K steps as of a draft model; each after the first is given hidden states that the last one has made."""
         assert self.model is not None
-        step, memory = partial(self.model.step, 0, live=frame.live), self._memory(frame)
+        step, memory = partial(self.model.step, 0, entries_read=frame.entries_read), self._memory(frame)
         logits = memory[..., : self.model.vocab_size]
         steps, given = [self._first(frame, memory)], [logits]
         states = States(steps[0], frame) if len(frame.levels) > 1 else None
@@ -120,7 +120,7 @@ class ParallelHeads(OnePass):
         memory = model.logits(frame.batch, k)
         speak = counting(k, device).expand(frame.batch, k).contiguous()
         ids = torch.zeros(frame.batch, 1, dtype=torch.int64, device=device)
-        step = model.step(0, ids, frame.position[1], memory, frame.live, logit_rows=speak)
+        step = model.step(0, ids, frame.position[1], memory, frame.entries_read, logit_rows=speak)
         return self.said(step, memory[..., : model.vocab_size], frame)
 
 

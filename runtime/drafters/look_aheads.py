@@ -1,8 +1,8 @@
 """Drafter pass: the pass in which the target verifies a round also says what the next one proposes (PaSS).
 
-Behind the last committed token the target reads look-aheads, for which it was given embeddings: the law of the first
-is of the place behind the next token, and so on. If some proposals stand, so many of these places are taken. The laws
-of the others are kept for the row, and the next round draws its proposals from them: so each q is known.
+Behind the last committed token the target reads look-aheads, for which it was given embeddings: the distribution of the
+first is of the place behind the next token, and so on. If some proposals stand, so many of these places are taken. The
+distributions of the others are kept for the row, and the next round draws its proposals from them: so each q is known.
 
 They stand behind that token alone. A group behind each proposal would take (K + 1)² places a pass instead of 2K + 2,
 and say more only where something stood; behind the last proposal alone it would say nothing wherever one fell.

@@ -45,7 +45,7 @@ class Masked(OnePass):
             tokens, start, last = window.tokens, window.start, window.last
         ids = torch.zeros(frame.batch, tokens.shape[1] + self._masks.behind(most), dtype=torch.int64, device=device)
         memory, rows = self.model.logits(frame.batch, k), torch.zeros(frame.batch, k, dtype=torch.int64, device=device)
-        step = self.model.step(0, ids, start, memory, frame.live, logit_rows=rows, since=frame.since)
+        step = self.model.step(0, ids, start, memory, frame.entries_read, logit_rows=rows, since=frame.since)
         step = preceded(filling(self._masks, most, tokens, last, ids, rows), step)
         return self.said(step, memory[..., : self.model.vocab_size], frame)
 
@@ -105,7 +105,7 @@ class DSpark(Masked):
         self._markov = Markov.read(resources.bundle, self.name, resources.target.engine.device)
 
     def logits(self, rows: Rows, frame: Frame) -> Callable[[int], Tensor]:
-        """Give each proposal its law behind the one that was drawn before it: that is its q, in lines and trees."""
+        """Give each proposal its distribution after the one drawn before it: that is its q, in lines and trees."""
         of_place = super().logits(rows, frame)
         return lambda i: self._markov.following(of_place(i), before(i, frame))
 

@@ -48,7 +48,7 @@ class DraftModel(Sampler):
         While trees grow, the steps after the first read whole trees instead.
         """
         assert self.model is not None
-        step, memory = partial(self.model.step, 0, live=frame.live), self._memory(frame)
+        step, memory = partial(self.model.step, 0, entries_read=frame.entries_read), self._memory(frame)
         logits = memory[..., : self.model.vocab_size]
         steps, given = [self._first(frame, memory)], [logits]
         for level in frame.levels[1:]:
@@ -72,8 +72,8 @@ class DraftModel(Sampler):
         """Make the step that reads the last committed tokens."""
         assert self.model is not None
         if (window := frame.window) is None:
-            return self.model.step(0, frame.recent, frame.position[0], memory, frame.live, since=frame.since)
-        return self.model.step(0, window.tokens, window.start, memory, frame.live, logit_rows=window.last)
+            return self.model.step(0, frame.recent, frame.position[0], memory, frame.entries_read, since=frame.since)
+        return self.model.step(0, window.tokens, window.start, memory, frame.entries_read, logit_rows=window.last)
 
     def logits(self, rows: Rows, frame: Frame) -> Callable[[int], Tensor]:
         prepared = frame.prepared[self.name]

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ...engines import MAX_DRAFT_LENGTH
-from ..acceptance.params import SamplingParams
+from ..acceptance.sampling_params import SamplingParams
 from ..state.frame import Frame
 from ..state.most import MOST_LINES
 from ..state.plan import Plan

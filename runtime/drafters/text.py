@@ -17,7 +17,7 @@ from ..state.proposal import Noise
 from ..state.rows import Rows
 from .asking import Asking
 from .drafter import Copier, Offer, Resources
-from .foreign import Steps
+from .foreign_draft import Steps
 from .foreign_drafter import ForeignDrafter
 
 MOST = 2 * MAX_DRAFT_LENGTH + 1  # tokens that it writes in a round

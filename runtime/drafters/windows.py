@@ -16,14 +16,14 @@ class Windows:
 
     def draft_of(self, names: Sequence[str]) -> Model | None:
         """Return the first draft model that one of these drafters runs, or the first of all."""
-        sources = filter(None, map(self._drafters.get, names))
-        return next((one.model for one in sources if one.model is not None), next(iter(self._drafts), None))
+        drafters = filter(None, map(self._drafters.get, names))
+        return next((one.model for one in drafters if one.model is not None), next(iter(self._drafts), None))
 
     def widest(self, wanted: Sequence[Share]) -> int:
         """Return how many of a row's last tokens its draft reads first: beside other lines, all that a round commits.
 
         A head does so in any case. TensorRT's plans may be too narrow for that, and what a recurrent draft has
-        swallowed it never reads again; it then reads what it lacks before the round.
+        absorbed it never reads again; it then reads what it lacks before the round.
         """
         if not any(self._reads_all(one) for one in wanted):  # nearly always
             return LEAST_WINDOW
@@ -38,5 +38,5 @@ class Windows:
 
     def of(self, wanted: Share, widest: int = LEAST_WINDOW) -> dict[Model, int]:
         """Return which draft models a row may run next, and how many tokens they read first, up to the `widest`."""
-        sources = filter(None, map(self._drafters.get, wanted.names))
-        return {source.model: source.window(widest) for source in sources if source.model is not None}
+        drafters = filter(None, map(self._drafters.get, wanted.names))
+        return {drafter.model: drafter.window(widest) for drafter in drafters if drafter.model is not None}

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...engines import Bundle, BundleError, RequestError
 from ...engines.errors import first_line
-from .compiling import compile_grammar, open_tokenizer
 from .grammar import Grammar, read_json
 from .guide import Guide
 from .trials import Trials, Untried
+from .with_llguidance import compile_grammar, open_tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

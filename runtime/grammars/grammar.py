@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from ...engines import RequestError
-from .compiling import INNER, bounded, one_of
+from .with_llguidance import INNER, bounded, one_of
 
 KINDS = {
     "json_schema": "a JSON schema",

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from ...engines import RequestError
-from . import compiling
+from . import with_llguidance
 
 SECONDS = 0.9  # to compile a grammar; a healthy one takes milliseconds
 START_SECONDS = 60.0  # for the process to read a tokenizer
@@ -80,7 +80,7 @@ class Trials:
     def _started(self) -> "subprocess.Popen[str]":
         try:
             process = subprocess.Popen(
-                [sys.executable, "-P", compiling.__file__],
+                [sys.executable, "-P", with_llguidance.__file__],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

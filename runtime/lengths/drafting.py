@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from ...engines import MAX_DRAFT_LENGTH, RequestError
 from ..acceptance.filters import FILTERS
-from ..acceptance.params import SamplingParams
+from ..acceptance.sampling_params import SamplingParams
 from ..drafters import DRAFTERS
 from ..state.asked import (
     AUTO,
@@ -46,7 +46,7 @@ class DraftingRules:
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """The sources of proposals that the decoder has."""
+        """The drafters that the decoder has."""
         return tuple(name for name in DRAFTERS if name not in self.unavailable)
 
     @property
@@ -73,7 +73,7 @@ class DraftingRules:
             self._check_lines(asked, length, names, params)
         elif length == AUTO:
             self._require_costs(drafter)
-            return Drafting(None, drafter, self._beyond_of_auto(params), _ahead(names))
+            return Drafting(None, drafter, self._beyond_of_auto(params), _look_aheads(names))
         elif drafter == MIXED:
             raise RequestError(f"drafter mixed needs draft_length auto, not {length!r}; name one drafter")
         elif isinstance(asked, EntropyRule):
@@ -89,7 +89,7 @@ class DraftingRules:
         elif not asked.is_number:
             self._check_shape(asked, drafter, params)
         assert asked is not None
-        return Drafting(asked, drafter, asked.beyond if isinstance(asked, Shape) else 0, _ahead(names))
+        return Drafting(asked, drafter, asked.beyond if isinstance(asked, Shape) else 0, _look_aheads(names))
 
     def _check_beams(self, asked: Shape | EntropyRule | None, length: object, drafter: str) -> None:
         for name in (NONE, drafter):
@@ -198,12 +198,12 @@ class DraftingRules:
         if self.most is None:
             raise RequestError(f"this engine verifies one line of proposals only, not {drafter}; name one", "drafter")
         if count > MOST_LINES:
-            raise RequestError(f"drafter {drafter} names {count} sources, expected at most {MOST_LINES}", "drafter")
+            raise RequestError(f"drafter {drafter} names {count} drafters, expected at most {MOST_LINES}", "drafter")
         most = self._longest_of(count)
         if not isinstance(asked, Shape) or not asked.is_number or asked.length > most:
             given = str(asked) if isinstance(asked, Shape) else repr(length)
             raise RequestError(
-                f"draft_length is {given}, expected a whole number from 0 to {most} for each source of {drafter}",
+                f"draft_length is {given}, expected a whole number from 0 to {most} for each drafter of {drafter}",
                 "draft_length",
             )
         if count * self.longest > self.most and params.draft_decides:
@@ -237,7 +237,7 @@ class DraftingRules:
             raise RequestError(f"drafter {drafter} {lack}; use {' or '.join(samplers)}, or give a number")
 
 
-def _ahead(names: Sequence[str]) -> int:
+def _look_aheads(names: Sequence[str]) -> int:
     """Return the most look-aheads that the target may read for these drafters, or for their neighbours' long lines."""
     return MAX_DRAFT_LENGTH if any(name in DRAFTERS and DRAFTERS[name].looks_ahead for name in names) else 0
 
@@ -259,5 +259,5 @@ def _has_places(shape: Shape) -> bool:
 
 def _judged_in_lines_only(params: SamplingParams) -> str | None:
     """Name a parameter that is known for single lines only, if one is set."""
-    ahead = [one for one in FILTERS if one.reads_ahead and not one.reads_trees and one.active(params)]
+    ahead = [one for one in FILTERS if one.reads_proposals and not one.reads_trees and one.active(params)]
     return " or ".join(ahead[0].fields) if ahead else None

@@ -105,16 +105,16 @@ class KVCache(ABC):
         """Return how many of a row's first blocks another can begin with; None stands for one that is not kept yet."""
         return len(blocks)
 
-    def wrote(self, row: int, begin: int, end: int, swallowed: int | None = None) -> None:
+    def wrote(self, row: int, begin: int, end: int, absorbed: int | None = None) -> None:
         """Note that a call has written this row from entry `begin` on, and that its first `end` entries are valid now.
 
         Nothing before `begin` may be missing; an `end` below what was valid takes back what lies beyond it. States of
-        the row stand for all before `begin`, or for so many tokens that it has `swallowed`.
+        the row stand for all before `begin`, or for so many tokens that it has `absorbed`.
         """
         assert 0 <= begin <= self.entries[row], f"row {row} has {self.entries[row]} entries, a call began at {begin}"
         if self.memory.rows:
             assert self.bases[row] <= begin <= end, f"row {row} stands for {self.bases[row]} tokens, not for {begin}"
-            self.bases[row] = begin if swallowed is None else swallowed
+            self.bases[row] = begin if absorbed is None else absorbed
         self.entries[row] = end
 
     def free(self, row: int) -> None:

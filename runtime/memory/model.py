@@ -32,7 +32,7 @@ from .row_cache import RowCache
 LINES = 64  # shapes of steps whose tokens' places are kept
 
 
-class Shape(Protocol):
+class Ancestry(Protocol):
     """The part of a tree of tokens that graphs read."""
 
     depths: Tensor  # [B, S]
@@ -78,7 +78,7 @@ class Model:
 
     @property
     def recurrent(self) -> bool:
-        """Whether it keeps states that swallow tokens, so that it never reads again what it has read before."""
+        """Whether it keeps states that absorb tokens, so that it never reads again what it has read before."""
         return self.cache.recurrence is not None
 
     def behind(self, proposals: int) -> int:
@@ -112,10 +112,10 @@ class Model:
         input_ids: Tensor,
         start: Tensor,
         logits: Tensor,
-        live: int | None = None,
+        entries_read: int | None = None,
         widths: Tensor | None = None,
         logit_rows: Tensor | None = None,
-        tree: Shape | None = None,
+        tree: Ancestry | None = None,
         hidden: Tensor | None = None,
         since: int = 1,
         read: Tensor | int | None = None,
@@ -123,11 +123,11 @@ class Model:
     ) -> Step:
         """Make a step over these tensors for the rows from `first_row` on; its tokens are a line, or a tree.
 
-        Its last tokens give logits, or `logit_rows` [B, R]. An engine that can reads only the first `live` entries of
-        each row, and leaves out the tokens of each row beyond its `widths` [B]. A head reads its target's features of
-        the tokens before, or the `hidden` states [B, S, size] that are given.
+        Its last tokens give logits, or `logit_rows` [B, R]. An engine that can reads only the first `entries_read`
+        entries of each row, and leaves out the tokens of each row beyond its `widths` [B]. A head reads its target's
+        features of the tokens before, or the `hidden` states [B, S, size] that are given.
 
-        Recurrent layers swallow what they have read before, at most `since` tokens of a row, and so many of these as
+        Recurrent layers absorb what they have read before, at most `since` tokens of a row, and so many of these as
         are `read` for good in each row; or nothing if the step `goes_on` behind another of the same round.
         """
         (batch, width), rows = input_ids.shape, logits.shape[1]
@@ -142,7 +142,7 @@ class Model:
         inputs |= self._line(batch, width) if tree is None else {"depths": tree.depths, "ancestors": tree.ancestors}
         cache = self.cache.tensors(first_row, batch)
         if self.engine.reads_prefixes:
-            cache |= {name: cache[name][:, :, :live] for name in self.engine.contract.cache_names}
+            cache |= {name: cache[name][:, :, :entries_read] for name in self.engine.contract.cache_names}
         if widths is not None and self.engine.contract.in_blocks:
             inputs["widths"] = widths
         if self.cache.recurrence is not None:
@@ -214,13 +214,13 @@ class Model:
         for width in widths:
             begin, since = torch.full((1,), start, device=tokens.device), max(1, self.cache.since(row))
             start += width
-            chunk, live = tokens[None, start - width : start], self.bucket(start)
-            self.step(row, chunk, begin, logits, live, since=since, read=width).run()
-            self.cache.wrote(row, start - width, start, swallowed=start)
+            chunk, entries_read = tokens[None, start - width : start], self.bucket(start)
+            self.step(row, chunk, begin, logits, entries_read, since=since, read=width).run()
+            self.cache.wrote(row, start - width, start, absorbed=start)
         return logits
 
     def _prefill_in_parts(self, first: int, missing: Sequence[Tensor]) -> Tensor:
-        """Read rows from the first on, in parts that states can swallow: of each row its own tokens, and no padding."""
+        """Read rows from the first on, in parts that states can absorb: of each row its own tokens, and no padding."""
         found, device = torch.empty_like(self.logits(len(missing), 1)), self.engine.device
         rows, lengths = range(first, first + len(missing)), [len(each) for each in missing]
         self.cache.make_room(first, [self.cache.entries[row] for row in rows], lengths)
@@ -234,7 +234,7 @@ class Model:
             self.step(first, input_ids, start, logits, logit_rows=last, since=since, read=counts).run()
             for row, entry, width in zip(rows, entries, widths, strict=True):
                 if width:
-                    self.cache.wrote(row, entry, entry + width, swallowed=entry + width)
+                    self.cache.wrote(row, entry, entry + width, absorbed=entry + width)
                     found[row - first] = logits[row - first]
         return found
 
@@ -249,7 +249,7 @@ class Model:
             since = max(1, self.cache.since(row))
             self.step(row, chunk[None], first, logits, self.bucket(start + width), since=since, read=width).run()
             found.append(logits[0, :, : self.vocab_size].clone())
-            self.cache.wrote(row, start, start + width, swallowed=start + width)
+            self.cache.wrote(row, start, start + width, absorbed=start + width)
             start += width
         return torch.cat(found)
 
@@ -288,7 +288,7 @@ def make_cache(
 
 
 def refuse_drafts(bundle: Bundle) -> None:
-    """Refuse drafts with states of rows that no call says what to swallow: proposals may fall after all."""
+    """Refuse drafts with states of rows that no call says what to absorb: proposals may fall after all."""
     for name in (*bundle.drafts, *filter(None, [bundle.foreign])):
         if bundle.models[name].contract.recurrent and name != bundle.foreign:
             continue

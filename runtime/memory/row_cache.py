@@ -100,10 +100,10 @@ class RowCache(KVCache):
             self._widen(LEAST_HALF)
             self.resize(self.rows, self.capacity)
 
-    def wrote(self, row: int, begin: int, end: int, swallowed: int | None = None) -> None:
-        super().wrote(row, begin, end, swallowed)
-        if self.snapshots is not None and swallowed is not None:
-            self.snapshots.take(row, swallowed)
+    def wrote(self, row: int, begin: int, end: int, absorbed: int | None = None) -> None:
+        super().wrote(row, begin, end, absorbed)
+        if self.snapshots is not None and absorbed is not None:
+            self.snapshots.take(row, absorbed)
 
     def make_room_to_swap(self, one: int, other: int) -> None:
         rows = max(one, other) + 1

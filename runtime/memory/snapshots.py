@@ -52,7 +52,7 @@ class Snapshots:
         return 0
 
     def restore(self, row: int, block: int) -> None:
-        """Let a row that begins with blocks up to this one have its states; it has swallowed all their tokens."""
+        """Let a row that begins with blocks up to this one have its states; it has absorbed all their tokens."""
         for copies, states in zip(self._copies, self._cache.memory.rows, strict=True):
             states[:, row] = copies[:, self._of_block[block]]
 

@@ -12,7 +12,7 @@ from time import perf_counter
 
 from ...engines import WIDEST_STEP, EngineError, RequestError, TrtSpecError
 from ...engines.errors import first_line
-from ..acceptance.params import SamplingParams
+from ..acceptance.sampling_params import SamplingParams
 from ..grammars.guide import Guide
 from ..sources.source import Source
 from ..state.asked import Drafting, DraftLength

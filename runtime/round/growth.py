@@ -44,8 +44,8 @@ class Growth:
         self._device = tree.nodes.device
         self._places = counting(plan.branches, self._device)  # [B]
         self._scores: list[Tensor] = []  # [A, 1, V] each, by which leaves are chosen
-        self.laws: list[Tensor] = []  # q [A, P - 1, V] of what follows branches, behind those of lines
-        self._first_law = sum(plan.have_laws) * plan.draft_length
+        self.distributions: list[Tensor] = []  # q [A, P - 1, V] of what follows branches, behind those of lines
+        self._first_distribution = sum(plan.have_distributions) * plan.draft_length
         if plan.levels:
             self._begin = torch.zeros(plan.batch, 1, dtype=torch.int64, device=self._device)  # branches so far
             self._reached = torch.ones(plan.batch, 1, device=self._device)  # [A, P], how likely the nodes are to stand
@@ -64,10 +64,10 @@ class Growth:
         if i >= len(plan.levels):
             return
         nodes, level = frame.levels[i], plan.levels[i]
-        laws = numbers_of_laws(i, self._first_law, nodes.shape[1], self._device)
+        distributions = numbers_of_distributions(i, self._first_distribution, nodes.shape[1], self._device)
         if q is not None and q.shape[1] > 1:
-            self.laws.append(q[:, 1:])
-            self._first_law += q.shape[1] - 1
+            self.distributions.append(q[:, 1:])
+            self._first_distribution += q.shape[1] - 1
         frame.proposed[:, i : i + 1].copy_(line)
         if not level.branches:
             self._reached = self._reached[:, :1]  # nothing is compared with a line that stands alone
@@ -83,7 +83,9 @@ class Growth:
             index = self._or_best(index, best, begin)
         reached = rated.gather(1, index)
         parent = index.div(level.children, rounding_mode="floor")
-        self._place(begin, end, nodes.gather(1, parent), index % level.children, laws[parent], reached, found, index)
+        self._place(
+            begin, end, nodes.gather(1, parent), index % level.children, distributions[parent], reached, found, index
+        )
         own = begin + counting(level.branches, self._device)  # [A, C], of this level
         here = own.clamp(max=plan.branches - 1)
         self._reached, self._begin = torch.cat([of_line, reached.gather(1, here) * (own < end)], 1), end
@@ -126,14 +128,14 @@ class Growth:
         end: Tensor,
         parents: Tensor,
         turns: Tensor,
-        laws: Tensor,
+        distributions: Tensor,
         worth: Tensor,
         found: Candidates,
         index: Tensor,
     ) -> None:
         """Put a row's branches from `begin` to `end` [A, 1] behind these nodes [A, B], if they are worth anything."""
         mine = (self._places >= begin) & (self._places < end)
-        self._tree.place(mine, parents, turns, laws, worth > 0)
+        self._tree.place(mine, parents, turns, distributions, worth > 0)
         tokens, branches = found.tokens.flatten(1).gather(1, index), self._frame.branches
         torch.where(mine, tokens, branches, out=branches)
 
@@ -181,8 +183,8 @@ def without_own(worth: Tensor, line: Tensor) -> Tensor:
 
 
 @cache
-def numbers_of_laws(line: int, first: int, count: int, device: torch.device) -> Tensor:
-    """Return which law draws what follows each node of a level: that of the line's place, or one of its own."""
+def numbers_of_distributions(line: int, first: int, count: int, device: torch.device) -> Tensor:
+    """Return which distribution draws what follows each node of a level: that of the line's place, or its own."""
     numbers = counting(count, device) + (first - 1)
     numbers[:1] = line
     return numbers

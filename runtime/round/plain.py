@@ -51,7 +51,7 @@ def rejection(proposals: Sequence[int], p: Sequence[Tensor], q: Sequence[Tensor]
 
 def coupled(proposals: Sequence[int], p: Sequence[Tensor], q: Sequence[Tensor], luck: Luck) -> tuple[int, int]:
     """Accept x while the target draws it too from number i. Greedy decoding draws the likeliest instead."""
-    own = [luck.draw(law, i) for i, law in enumerate(p)]
+    own = [luck.draw(distribution, i) for i, distribution in enumerate(p)]
     accepted = next((i for i, x in enumerate(proposals) if own[i] != x), len(proposals))
     return accepted, own[accepted]
 

@@ -1,4 +1,4 @@
-"""Fills a round with proposals; each row takes them from the source it asked for."""
+"""Fills a round with proposals; each row takes them from the drafter it asked for."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, cast
@@ -11,7 +11,7 @@ from ..acceptance.transform import draft_transform
 from ..drafters.drafter import Copier, Offer, Sampler
 from ..state.frame import Frame
 from ..state.plan import Plan
-from ..state.proposal import Ahead, Noise, Proposal
+from ..state.proposal import Noise, Proposal, ProposedTokens
 from ..state.rows import Rows
 from .growth import Growth, all_k
 
@@ -36,19 +36,19 @@ def propose(rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Pr
         if plan.samplers[number]:
             lines[number] = draw(rows, plan, frame, noise, number, None if number else growth)
         frame.line_up(number)
-    for source in plan.copiers:
-        offer = cast(Copier, source).offer(rows, plan, frame, noise, span)
-        for number, sources in enumerate(plan.lines):
-            if source in sources:
-                lines[number] = add(offer(number), source.asked(number, rows), lines[number], number, plan, frame)
+    for drafter in plan.copiers:
+        offer = cast(Copier, drafter).offer(rows, plan, frame, noise, span)
+        for number, drafters in enumerate(plan.lines):
+            if drafter in drafters:
+                lines[number] = add(offer(number), drafter.asked(number, rows), lines[number], number, plan, frame)
     proposed, q, entropies = lines[0]
     if tree is None:
         return Proposal(frame.all_proposed, proposed, q, entropies)
     for number, line in enumerate(lines):
         tree.end_line(number, line.proposed)
-    laws = [line.probabilities for line in lines if line.probabilities is not None]
-    laws += growth.laws if growth is not None else []
-    joined = torch.cat(laws, 1) if len(laws) > 1 else laws[0] if laws else None
+    distributions = [line.probabilities for line in lines if line.probabilities is not None]
+    distributions += growth.distributions if growth is not None else []
+    joined = torch.cat(distributions, 1) if len(distributions) > 1 else distributions[0] if distributions else None
     return Proposal(frame.all_proposed, proposed, q, entropies, tree, joined)
 
 
@@ -89,8 +89,8 @@ def draw(rows: Rows, plan: Plan, frame: Frame, noise: Noise, number: int, growth
     entropies: list[Tensor] = []
     uniforms = noise.to_draw(number, plan.draft_length)
     draws = None if uniforms is None else uniforms[:, :, None].unbind(1)
-    sources = cast(Sequence[Sampler], samplers)
-    each = [(one.asked(number, rows), one.logits(rows, line)) for one in sources]
+    drafters = cast(Sequence[Sampler], samplers)
+    each = [(one.asked(number, rows), one.logits(rows, line)) for one in drafters]
     count, entropic = each[0][0], plan.entropies and not number
     for i, winners in enumerate(line.winners):
         token = winners.tokens  # [A, 1]
@@ -98,16 +98,16 @@ def draw(rows: Rows, plan: Plan, frame: Frame, noise: Noise, number: int, growth
         for asked, its_logits in each[1:]:
             logits = torch.where(asked[:, None, None] > 0, its_logits(i), logits)
         if entropic:
-            doubts = [one.doubt(i, logits, line) for one in sources]
+            doubts = [one.doubt(i, logits, line) for one in drafters]
             for (asked, _), doubt in zip(each[1:], doubts[1:], strict=True):
                 doubts[0] = torch.where(asked[:, None] > 0, doubt, doubts[0])
             entropies.append(doubts[0])
             if frame.on_host and bool((torch.cat(entropies, 1) > rows.entropy_limit[:, None]).any(1).all()):
                 break
         scores = draft_transform(logits, rows, plan, drawn_so_far(i, plan, line))
-        laws = scores.softmax(-1) if plan.probabilities else None
-        if laws is not None:
-            probabilities.append(laws[:, :1])
+        distributions = scores.softmax(-1) if plan.probabilities else None
+        if distributions is not None:
+            probabilities.append(distributions[:, :1])
         if plan.coupled:
             gumbel = None if noise.gumbel is None else noise.gumbel[:, i : i + 1]
             if scores.shape[1] > 1 and gumbel is not None:
@@ -120,7 +120,7 @@ def draw(rows: Rows, plan: Plan, frame: Frame, noise: Noise, number: int, growth
             drawn.clamp_(max=scores.shape[2] - 1)  # NaN logits lead beyond the vocabulary
             token.copy_(torch.where(rows.coupled[:, None], token, drawn) if plan.coupled else drawn)
         if growth is not None:
-            growth.follow(i, token, scores, laws)
+            growth.follow(i, token, scores, distributions)
     for asked, _ in each[1:]:
         count = count + asked
     sure = all_k(entropies, plan)
@@ -132,10 +132,12 @@ def draw(rows: Rows, plan: Plan, frame: Frame, noise: Noise, number: int, growth
     return Drawn(count, q, sure)
 
 
-def drawn_so_far(i: int, plan: Plan, frame: Frame) -> Ahead | None:
+def drawn_so_far(i: int, plan: Plan, frame: Frame) -> ProposedTokens | None:
     """Return the first i proposals [A, i], or what has grown so far, if a filter reads them."""
-    if not plan.reads_ahead:
+    if not plan.reads_proposals:
         return None
     if i < len(frame.levels):
-        return Ahead(frame.all_proposed, frame.tree, frame.levels[i])
-    return Ahead(torch.cat([winners.tokens for winners in frame.winners[:i]], 1) if i else frame.proposed[:, :0])
+        return ProposedTokens(frame.all_proposed, frame.tree, frame.levels[i])
+    return ProposedTokens(
+        torch.cat([winners.tokens for winners in frame.winners[:i]], 1) if i else frame.proposed[:, :0]
+    )

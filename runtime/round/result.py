@@ -96,8 +96,12 @@ def _trace_parts(done: Round, plan: Plan) -> list[torch.Tensor]:
         q = chosen(proposal.probabilities, tokens)
         return [tokens, chosen(target, tokens), q, next_p, proposal.proposed[:, None]]
     p, q = chosen(at_nodes(target, tree.parents), tokens), torch.ones_like(tokens, dtype=target.dtype)
-    if proposal.laws is not None:
-        q = torch.where(tree.laws == CERTAIN, q, chosen(at_nodes(proposal.laws, tree.laws.clamp(min=0)), tokens))
+    if proposal.distributions is not None:
+        q = torch.where(
+            tree.distributions == CERTAIN,
+            q,
+            chosen(at_nodes(proposal.distributions, tree.distributions.clamp(min=0)), tokens),
+        )
     return [tokens, p, q, next_p, tree.parents, tree.turns, tree.exists]
 
 
@@ -151,7 +155,7 @@ def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> lis
 
 
 def _logprob_parts(done: Round, top: int) -> list[torch.Tensor]:
-    logprobs = done.verdict.along(done.told).log_softmax(-1)  # [A, K+1, V]
+    logprobs = done.verdict.along(done.reported).log_softmax(-1)  # [A, K+1, V]
     likeliest = logprobs.topk(top, -1)
     chosen = logprobs.gather(2, done.verdict.tokens[:, :, None])[:, :, 0]
     return [chosen, likeliest.indices.flatten(1), likeliest.values.flatten(1)]

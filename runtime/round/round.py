@@ -8,7 +8,7 @@ from torch import Tensor
 from ..acceptance.accept import accept
 from ..acceptance.exam import Exam
 from ..acceptance.one_line import flag_no_numbers
-from ..acceptance.transform import told, transform
+from ..acceptance.transform import reported_scores, transform
 from ..state.clock import Clock
 from ..state.frame import Frame
 from ..state.noise import gumbels
@@ -24,7 +24,7 @@ class Round(NamedTuple):
 
     proposal: Proposal
     verdict: Verdict
-    told: Tensor  # [A, N+1, V] scores of the target whose log-probs are told
+    reported: Tensor  # [A, N+1, V] scores of the target whose log-probs are reported
 
 
 def run_round(rows: Rows, plan: Plan, frame: Frame, span: int, clock: Clock) -> Round:
@@ -39,9 +39,9 @@ def run_round(rows: Rows, plan: Plan, frame: Frame, span: int, clock: Clock) -> 
     clock.mark(2)
     frame.verify.run()
     clock.mark(3)
-    ahead = proposal.ahead if plan.reads_ahead else None
-    scores = transform(frame.target_logits, rows, plan, ahead)
-    logprobs_of = told(frame.target_logits, rows, plan, ahead)
+    proposed = proposal.before_target if plan.reads_proposals else None
+    scores = transform(frame.target_logits, rows, plan, proposed)
+    logprobs_of = reported_scores(frame.target_logits, rows, plan, proposed)
     accept(Exam(proposal, scores, rows, plan, noise, frame.verdict))
     if frame.unchecked is None:
         flag_no_numbers(frame.target_logits, frame.verdict)
@@ -68,5 +68,5 @@ def commit(rows: Rows, plan: Plan, frame: Frame) -> None:
     torch.add(frame.next_length, verdict.accepted, out=rows.length)
     for one in plan.filters:
         one.commit(rows.columns, verdict.tokens, verdict.accepted)
-    for source in plan.ahead:
-        source.keep(rows, frame)
+    for drafter in plan.looking_ahead:
+        drafter.keep(rows, frame)

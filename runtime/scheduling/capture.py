@@ -22,7 +22,7 @@ MOST_KINDS = 256  # kinds of rounds that are remembered
 ONE_AT_A_TIME = threading.Lock()  # torch allows one capture at a time in a process
 
 
-class Flight(NamedTuple):
+class LaunchedRound(NamedTuple):
     """A launched round, for the rows as they stood then; the next may be launched before a replayed one is read."""
 
     plan: Plan
@@ -59,12 +59,12 @@ class Rounds:
         """How many kinds of rounds are recorded now."""
         return sum(records is not None for records in self._seen.values())
 
-    def launch(self, rows: Rows, plan: Plan, frame: Frame, span: int) -> Flight:
+    def launch(self, rows: Rows, plan: Plan, frame: Frame, span: int) -> LaunchedRound:
         """Launch a round that does what `run_round` does; see there for `span`."""
         if records := self._seen.get(plan):
             records.rotate()
             records[0].launch()
-            return Flight(plan, records[0].table, records[0].clock, True, frame.unchecked)
+            return LaunchedRound(plan, records[0].table, records[0].clock, True, frame.unchecked)
         flight = self.run(rows, plan, frame, span)
         if plan not in self._seen:
             if len(self._seen) >= MOST_KINDS:
@@ -77,11 +77,11 @@ class Rounds:
             self._seen[plan] = deque(Record(work, flight.table(), self._pool) for _ in range(2))
         return flight
 
-    def run(self, rows: Rows, plan: Plan, frame: Frame, span: int) -> Flight:
+    def run(self, rows: Rows, plan: Plan, frame: Frame, span: int) -> LaunchedRound:
         """Run a round that is never replayed."""
         clock = self._clock = self._clock or Clock(rows.length.device)
         table = tabulated_round(rows, plan, frame, span, clock)
-        return Flight(plan, lambda: table, clock, False, frame.unchecked)
+        return LaunchedRound(plan, lambda: table, clock, False, frame.unchecked)
 
     def forget(self) -> None:
         self._seen.clear()

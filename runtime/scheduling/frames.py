@@ -19,7 +19,7 @@ class Frames:
     def of(self, plan: Plan, *, prefilled: bool = False) -> Frame:
         """Return the frame of a plan; `prefilled` if reading a prompt gives its logits."""
         versions = [model.cache.version for model in self._models]
-        key = (plan.steps, plan.live, prefilled)
+        key = (plan.steps, plan.entries_read, prefilled)
         if versions != self._versions or (len(self._made) >= MOST_KINDS and key not in self._made):
             self.forget()
             self._versions = versions

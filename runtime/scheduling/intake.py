@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ...engines import Bundle, BundleError, RequestError
-from ..acceptance.params import SamplingParams
+from ..acceptance.sampling_params import SamplingParams
 from ..drafters import PREDICTING, usual_drafter
 from ..drafters.model import DraftModel
 from ..grammars.compiler import Compiler

@@ -9,7 +9,7 @@ from ..lengths.chooser import Chooser
 from ..requests.request import Request
 from ..state.asked import Drafting
 from ..state.plan import Plan
-from ..state.rows import BLOCK, Rows
+from ..state.rows import STRETCH, Rows
 
 
 @dataclass(eq=False)
@@ -23,7 +23,9 @@ class Occupant:
     number: int  # the younger, the higher
     keys: list[bytes] = field(default_factory=list)  # of its blocks of tokens
     beaming: Beaming | None = None  # its search, if it has beams
-    uniform_blocks: list[tuple[int, bool]] = field(default_factory=lambda: [(-1, False)] * 2)  # whose uniforms are made
+    uniform_stretches: list[tuple[int, bool]] = field(
+        default_factory=lambda: [(-1, False)] * 2
+    )  # whose uniforms are made
 
     @property
     def ended(self) -> bool:
@@ -39,19 +41,19 @@ def neighbours(occupants: Sequence[Occupant]) -> Iterator[list[Occupant]]:
 def refresh_uniforms(rows: Rows, plan: Plan, occupants: Sequence[Occupant]) -> None:
     """Make the uniforms of a round that begins at the known length, or beyond it after a round in flight.
 
-    All of a block are made at once, since a row that has ended in the round in flight draws once more; neighbours with
-    the same lengths share one call.
+    All of a stretch are made at once, since a row that has ended in the round in flight draws once more; neighbours
+    with the same lengths share one call.
     """
     if not plan.draws:
         return
     lacking: dict[range, list[Occupant]] = {}  # by the lengths
     for occupant in occupants:
         length = occupant.request.length
-        for block in (length // BLOCK, (length + plan.draft_length + 1) // BLOCK):
-            made, for_trees = occupant.uniform_blocks[block % 2]
-            if made != block or (plan.is_tree and not for_trees):
-                occupant.uniform_blocks[block % 2] = block, plan.is_tree
-                lengths = range(max(length, block * BLOCK), (block + 1) * BLOCK)
+        for stretch in (length // STRETCH, (length + plan.draft_length + 1) // STRETCH):
+            made, for_trees = occupant.uniform_stretches[stretch % 2]
+            if made != stretch or (plan.is_tree and not for_trees):
+                occupant.uniform_stretches[stretch % 2] = stretch, plan.is_tree
+                lengths = range(max(length, stretch * STRETCH), (stretch + 1) * STRETCH)
                 lacking.setdefault(lengths, []).append(occupant)
     for lengths, those in lacking.items():
         for some in neighbours(those):

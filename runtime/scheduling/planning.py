@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import count, repeat, zip_longest
 
 from ..acceptance.filters import FILTERS, TEMPERATURE
-from ..acceptance.params import SamplingParams
+from ..acceptance.sampling_params import SamplingParams
 from ..drafters import Drafter
 from ..memory.model import Model
 from ..requests.request import Request
@@ -23,7 +23,7 @@ class Planner:
     """Makes plans and keeps the last one while rows and shares stay the same.
 
     `most` proposals of a row can be verified at once; `bucket` tells how many entries of a row the steps should read if
-    they need so many, None if they know by themselves; models that are `recurrent` swallow what they have read.
+    they need so many, None if they know by themselves; models that are `recurrent` absorb what they have read.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class Planner:
                 self._rows.grow(shares, adapt)
                 self._grown = self._plan.branches > 0
             self.view = self._rows.view(self._plan.batch)
-            runs = Counter(source for sources in self._plan.lines for source in sources)
-            self.run_twice = {source for source, lines in runs.items() if lines > 1}
+            runs = Counter(drafter for drafters in self._plan.lines for drafter in drafters)
+            self.run_twice = {drafter for drafter, lines in runs.items() if lines > 1}
         for draft in self._plan.drafts:
             if draft.recurrent:  # also in rows that do not ask it, where it writes as well
                 draft.take_part([_reaches(request, draft, row, LEAST_WINDOW) for row, request in enumerate(live)])
-        entries, since = self._live_entries(live), self._since(len(live))
-        if (entries, since) != (self._plan.live, self._plan.since):
-            self._plan = replace(self._plan, live=entries, since=since)
+        entries, since = self._entries_read(live), self._since(len(live))
+        if (entries, since) != (self._plan.entries_read, self._plan.since):
+            self._plan = replace(self._plan, entries_read=entries, since=since)
         return self._plan
 
     def repeats(self, live: Sequence[Request], wanted: Sequence[Share]) -> bool:
@@ -84,7 +84,7 @@ class Planner:
             return False
         if any(self.drafters[name].reads_outputs for one in self.shares for name in one.names):
             return False
-        if self._live_entries(live) != self._plan.live:
+        if self._entries_read(live) != self._plan.entries_read:
             return False
         run = [{self.drafters[name].model for name in one.names} for one in self.shares]
         if any(draft.recurrent and draft not in own for draft in self._plan.drafts for own in run):
@@ -96,7 +96,7 @@ class Planner:
             return False
         return [(one.length, one.names) for one in wanted] == [(one.length, one.names) for one in self.shares]
 
-    def _live_entries(self, live: Sequence[Request]) -> int | None:
+    def _entries_read(self, live: Sequence[Request]) -> int | None:
         """Return how much of the caches is read by the next round, and by one launched before that is read."""
         if self._bucket is None:
             return None
@@ -105,7 +105,7 @@ class Planner:
         return self._bucket(max(request.length for request in live) + width + max(width, behind))
 
     def _since(self, live: int) -> int:
-        """Return the most tokens that recurrent layers may have to swallow in the next round, or one launched then."""
+        """Return the most tokens that recurrent layers may have to absorb in the next round, or one launched then."""
         if not self._recurrent:
             return 1
         found = (model.cache.since(row) for model in self._recurrent for row in range(live))
@@ -128,13 +128,13 @@ class Planner:
         """Plan one row, which proposes nothing while its draft is behind or its drafters have nothing to offer."""
         lines = []
         for number, (name, most) in enumerate(wanted.lines):
-            source = self.drafters.get(name)
-            if source is None:
+            drafter = self.drafters.get(name)
+            if drafter is None:
                 continue
-            model = source.model
-            if model is not None and not _reaches(request, model, row, source.window(window)):
+            model = drafter.model
+            if model is not None and not _reaches(request, model, row, drafter.window(window)):
                 continue
-            if length := source.ready(request, most, wanted.names[:number].count(name)):
+            if length := drafter.ready(request, most, wanted.names[:number].count(name)):
                 lines.append((name, length))
         length = lines[0][1] if lines else 0
         shape = wanted.shape if wanted.length == length else line(length)
@@ -209,7 +209,7 @@ def make_plan(
     return Plan(
         batch=len(params),
         draft_length=longest,
-        lines=tuple(tuple(sorted(own, key=lambda source: source.place)) for own in lines),
+        lines=tuple(tuple(sorted(own, key=lambda drafter: drafter.place)) for own in lines),
         branches=max(one.shape.beyond for one in shares),
         levels=levels,
         leaves=leaves,

@@ -12,7 +12,7 @@ from ..requests.request import failing
 from ..round.result import RowResult
 from ..state.asked import Share
 from ..state.shapes import Shape
-from .capture import Flight
+from .capture import LaunchedRound
 from .occupants import Occupant
 from .planning import Planner
 
@@ -25,7 +25,7 @@ class Results:
         self.by_drafter: defaultdict[str, Speculation] = defaultdict(Speculation)  # of rounds that proposed
         self._target, self._planner, self._rules = target, planner, rules
 
-    def give_all(self, flight: Flight, live: Sequence[Occupant], began: float) -> None:
+    def give_all(self, flight: LaunchedRound, live: Sequence[Occupant], began: float) -> None:
         """Give a round's results to its requests; a request that had already ended gets nothing."""
         shares = self._planner.shares
         assert shares is not None
@@ -85,10 +85,10 @@ class Results:
         """Note what target and drafts hold of a row that had so many tokens `before` the round."""
         self._target.cache.wrote(row, before - 1, before + result.accepted)
         for name, _ in share.lines:
-            source = self._planner.drafters[name]
-            if source.model is not None:  # it never saw its own last proposal, nor what stands of another line;
+            drafter = self._planner.drafters[name]
+            if drafter.model is not None:  # it never saw its own last proposal, nor what stands of another line;
                 # a head has to see again what it has proposed itself
-                lost = len(share.lines) > 1 or source in self._planner.run_twice or source.model.reads_again
+                lost = len(share.lines) > 1 or drafter in self._planner.run_twice or drafter.model.reads_again
                 own = 0 if lost else result.accepted
-                begin = max(0, before - source.window(self._planner.window))
-                source.model.cache.wrote(row, begin, before + min(own, result.proposed - 1))
+                begin = max(0, before - drafter.window(self._planner.window))
+                drafter.model.cache.wrote(row, begin, before + min(own, result.proposed - 1))

@@ -15,7 +15,7 @@ from ..requests.metrics import Speculation
 from ..sources.encoder import Encoder
 from ..state.frame import Frame
 from ..state.plan import LEAST_WINDOW
-from .capture import Flight, Rounds
+from .capture import LaunchedRound, Rounds
 from .frames import Frames
 from .occupants import Occupant, refresh_uniforms
 from .planning import Planner
@@ -73,7 +73,7 @@ class Scheduler:
             self._results,
             encoders,
         )
-        self._ahead: Flight | None = None  # a round launched before the previous one was read
+        self._next: LaunchedRound | None = None  # a round launched before the previous one was read
 
     @property
     def speculation(self) -> Speculation:
@@ -106,9 +106,9 @@ class Scheduler:
                 if flight.replayed:
                     self._launch_next(flight)
                 self._results.give_all(flight, self.live, began)
-                if self._ahead is not None and all(occupant.request.finished for occupant in self.live):
-                    self._ahead = None  # no request needs its result
-                if self._ahead is None:
+                if self._next is not None and all(occupant.request.finished for occupant in self.live):
+                    self._next = None  # no request needs its result
+                if self._next is None:
                     self.seating.leave()
         except BaseException as error:
             self.abort(error)  # no row may be left half advanced
@@ -126,8 +126,8 @@ class Scheduler:
 
     def close(self) -> None:
         """End every request and free all memory."""
-        if self._ahead is not None:
-            self._ahead.table()  # wait, because it still writes to that memory
+        if self._next is not None:
+            self._next.table()  # wait, because it still writes to that memory
         closed = RequestError("the decoder was closed before the request had ended; open another and submit it again")
         self.abort(closed)
         self.seating.end_waiting(closed)
@@ -140,19 +140,19 @@ class Scheduler:
 
     def abort(self, error: BaseException) -> None:
         """End every request that has a row with this error; later requests start on clean rows."""
-        self._ahead = None
+        self._next = None
         self.seating.end_all(error)
 
     # Schedule.
 
-    def _schedule(self, began: float) -> Flight | None:
+    def _schedule(self, began: float) -> LaunchedRound | None:
         """Return the round of this step: the one in flight if rows and kind stay the same, else a new one."""
-        if self._ahead is not None:
+        if self._next is not None:
             self._choose()
             if self._steady():
-                flight, self._ahead = self._ahead, None
+                flight, self._next = self._next, None
                 return flight
-            flight, self._ahead = self._ahead, None
+            flight, self._next = self._next, None
             self._results.give_all(flight, self.live, began)
         self.seating.leave()  # nothing is in flight: rows may move, join and leave
         self._reading.read_prompts()
@@ -197,7 +197,7 @@ class Scheduler:
 
     # Run.
 
-    def _launch(self) -> Flight | None:
+    def _launch(self) -> LaunchedRound | None:
         """Launch a round for the live rows, as many as there is memory for."""
         while self.live:
             try:
@@ -206,7 +206,7 @@ class Scheduler:
                 self.seating.preempt(error)
         return None
 
-    def _launch_for_all(self) -> Flight:
+    def _launch_for_all(self) -> LaunchedRound:
         """Launch a round for the live rows as they are now."""
         self._choose()
         live = self.live
@@ -231,15 +231,15 @@ class Scheduler:
             draft.cache.make_slots(width)
             draft.cache.make_room(0, lengths, [width] * plan.batch)
         refresh_uniforms(self._rows, plan, live)
-        for source in sorted(plan.drafters, key=lambda one: one.samples):  # last those that run a draft in the round
-            source.load(requests, plan.draft_length)
+        for drafter in sorted(plan.drafters, key=lambda one: one.samples):  # last those that run a draft in the round
+            drafter.load(requests, plan.draft_length)
         self.frame = self._frames.of(plan)
         return self._rounds.launch(self._planner.view, plan, self.frame, span)
 
-    def _launch_next(self, flight: Flight) -> None:
+    def _launch_next(self, flight: LaunchedRound) -> None:
         """While a replay runs, launch the next round before reading it."""
         if self._steady():
             refresh_uniforms(self._rows, flight.plan, self.live)
             assert self.frame is not None
             span = self._rows.tokens.shape[1]
-            self._ahead = self._rounds.launch(self._planner.view, flight.plan, self.frame, span)
+            self._next = self._rounds.launch(self._planner.view, flight.plan, self.frame, span)

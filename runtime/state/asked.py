@@ -59,7 +59,7 @@ class Drafting:
     length: Shape | EntropyRule | None  # None: auto
     drafter: str
     beyond: int = 0  # the most branches beside its line
-    ahead: int = 0  # the most look-aheads beside them
+    look_aheads: int = 0  # the most that the target reads beside them
 
     @property
     def draft_length(self) -> DraftLength:
@@ -76,7 +76,7 @@ class Drafting:
 
     def widest(self, longest: int = MAX_DRAFT_LENGTH) -> int:
         """The most tokens that its rounds verify, beside neighbours whose lines have up to the `longest`."""
-        return longest * (1 + self.drafter.count(BESIDE)) + 1 + self.beyond + self.ahead
+        return longest * (1 + self.drafter.count(BESIDE)) + 1 + self.beyond + self.look_aheads
 
 
 class Share(NamedTuple):

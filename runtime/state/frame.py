@@ -30,10 +30,12 @@ class Frame:
     def __init__(self, plan: Plan, target: Model, *, prefilled: bool = False) -> None:
         batch, k, device = plan.batch, plan.draft_length, target.engine.device
         self.on_host = on_host(device)
-        self.draft_length, self.batch, self.live, self.since = k, batch, plan.live, plan.since
+        self.draft_length, self.batch, self.entries_read, self.since = k, batch, plan.entries_read, plan.since
         self._target = target
         self._growing = plan.drafts if plan.levels else ()  # models that read trees, too
-        self.tree = Tree(batch, k, plan.have_laws, plan.branches, torch.device(device)) if plan.is_tree else None
+        self.tree = (
+            Tree(batch, k, plan.have_distributions, plan.branches, torch.device(device)) if plan.is_tree else None
+        )
         nodes = k + plan.beyond + 1
         self._offset = torch.arange(-2, k + 2, device=device)[:, None]
         # Row i is length - 2 + i, never negative where a draft reads it; each begins at an address aligned as engines
@@ -45,8 +47,8 @@ class Frame:
         self.next_length = self.position[3]  # the next length if no proposal stands
 
         input_ids = torch.zeros(batch, nodes, dtype=torch.int64, device=device)
-        told = plan.picks_best and not self.on_host
-        narrow = told and not prefilled  # the best of narrow logits are those of widened ones
+        reads_best = plan.picks_best and not self.on_host
+        narrow = reads_best and not prefilled  # the best of narrow logits are those of widened ones
         dtype = getattr(torch, target.engine.logits_dtype) if narrow else torch.float32
         logits = target.logits(batch, nodes + plan.look_aheads, dtype)
         self.widths = torch.full((batch,), k + 1, device=device)  # tokens of each row to verify; ragged rounds write it
@@ -54,11 +56,11 @@ class Frame:
             self.verify = Step({}, {}, lambda: None)
         elif not plan.look_aheads:
             self.verify = target.step(
-                0, input_ids, self.position[1], logits, self.live, self.widths, tree=self.tree, since=self.since
+                0, input_ids, self.position[1], logits, self.entries_read, self.widths, tree=self.tree, since=self.since
             )
         else:
             ahead = LookAheads(input_ids, plan.look_aheads, target.engine.contract.vocab_size, self.tree)
-            step = target.step(0, ahead.ids, self.position[1], logits, self.live, tree=ahead, since=self.since)
+            step = target.step(0, ahead.ids, self.position[1], logits, self.entries_read, tree=ahead, since=self.since)
             self.verify = preceded(ahead.fill, step)
         self.target_logits = logits[:, :nodes, : target.vocab_size]  # [A, N+1, V]; what lies beyond is padding
         self.said_ahead = logits[:, nodes:, : target.vocab_size] if plan.look_aheads else None  # [A, T, V]
@@ -71,9 +73,11 @@ class Frame:
         self.levels = [torch.zeros(batch, width, dtype=torch.int64, device=device) for width in widths]
         self.nothing = torch.zeros(batch, dtype=torch.int64, device=device)
 
-        self.verdict = Verdict(self.target_logits, told) if self.tree is None else TreeVerdict(self.target_logits, k)
+        self.verdict = (
+            Verdict(self.target_logits, reads_best) if self.tree is None else TreeVerdict(self.target_logits, k)
+        )
         # What the host finds NaN in: the logits, or those of the tokens by their type. None: the device does.
-        self.unchecked = self.target_logits if self.on_host else self.target_logits.dtype if told else None
+        self.unchecked = self.target_logits if self.on_host else self.target_logits.dtype if reads_best else None
 
         self.recent = torch.zeros(batch, 2, dtype=torch.int64, device=device) if k else input_ids
         self._recent_index = self.position[2 - self.recent.shape[1] : 2].t()
@@ -88,11 +92,11 @@ class Frame:
         self.winners: list[Winners] = []  # one for each of the K sampled proposals
         self.prepared: dict[str, Prepared] = {}
         self._further = [copy(self) for _ in plan.lines[1:]]  # frames that share all but one line of proposals each
-        for number, (line, sources) in enumerate(zip(self.lines, plan.lines, strict=True)):
+        for number, (line, drafters) in enumerate(zip(self.lines, plan.lines, strict=True)):
             line.proposed = input_ids[:, 1 + number * k : 1 + (number + 1) * k]
             line.winners = [self._winners() for _ in range(k)] if plan.samplers[number] else []
             line.levels = [] if number else self.levels  # nothing grows beside the others
-            line.prepared = {one.name: one.prepare(line) for one in sources if one.needs_model}
+            line.prepared = {one.name: one.prepare(line) for one in drafters if one.needs_model}
         self.draft_runs = {name: one.steps for line in self.lines for name, one in line.prepared.items()}
         self._columns = [[winners.tokens for winners in line.winners] for line in self.lines]
         self._columns[0].insert(0, self.recent[:, -1:])

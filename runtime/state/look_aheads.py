@@ -1,4 +1,4 @@
-"""Look-aheads, which the target reads behind the root of a round, and by whose laws the next round draws.
+"""Look-aheads, which the target reads behind the root of a round, and by whose distributions the next round draws.
 
 They stand behind the last committed token alone, one behind another, as a line of their own would, whose tokens nobody
 proposes. So no proposal sees them, they see none, and no node's logits change.

@@ -56,16 +56,16 @@ def uniform(high: Tensor, low: Tensor) -> Tensor:
 
 def gumbels(seed: Tensor, index: Tensor, size: int) -> Tensor:
     """Return noise [A, W, size] for the tokens at `index` [A, W]; one seed [A, 2] gives one noise per index."""
-    blocks = torch.arange(-(-size // 4), device=index.device)
-    at_once = max(1, CACHED // index.numel()) if on_host(index.device) else len(blocks)
-    pieces = [gumbel(_words(seed, index, some)) for some in torch.split(blocks, at_once)]
+    quads = torch.arange(-(-size // 4), device=index.device)
+    at_once = max(1, CACHED // index.numel()) if on_host(index.device) else len(quads)
+    pieces = [gumbel(_words(seed, index, some)) for some in torch.split(quads, at_once)]
     return (torch.cat(pieces, -1) if len(pieces) > 1 else pieces[0])[..., :size]
 
 
-def _words(seed: Tensor, index: Tensor, blocks: Tensor) -> Tensor:
-    """Return four random words for each of these blocks of four tokens, [A, W, 4 · blocks]."""
-    counter = torch.zeros(4, *index.shape, len(blocks), dtype=torch.int64, device=index.device)
-    counter[0] = blocks
+def _words(seed: Tensor, index: Tensor, quads: Tensor) -> Tensor:
+    """Return four random words for each of these quads of four tokens, [A, W, 4 · quads]."""
+    counter = torch.zeros(4, *index.shape, len(quads), dtype=torch.int64, device=index.device)
+    counter[0] = quads
     counter[1] = index[:, :, None]
     counter[3] = _GUMBEL
     return philox(counter, seed.T[:, :, None, None]).permute(1, 2, 3, 0).flatten(2)

@@ -21,7 +21,7 @@ class Prepared:
     steps: list[Step]
 
 
-class Source(Protocol):
+class PlannedDrafter(Protocol):
     """The part of a drafter that plans and frames read."""
 
     @property
@@ -46,9 +46,9 @@ class ReadingFilter(Protocol):
     """The part of a filter that plans read."""
 
     @property
-    def reads_ahead(self) -> bool: ...
+    def reads_proposals(self) -> bool: ...
     @property
-    def tells(self) -> bool: ...
+    def reported(self) -> bool: ...
     @property
     def on_host(self) -> bool: ...
     def commit(self, columns: dict[str, Tensor], tokens: Tensor, accepted: Tensor) -> None: ...
@@ -70,13 +70,13 @@ class Plan:
 
     batch: int
     draft_length: int  # K: the most that any line of a live row proposes
-    lines: tuple[tuple[Source, ...], ...] = ((),)  # the drafters of all rows, of each line that rows may have
+    lines: tuple[tuple[PlannedDrafter, ...], ...] = ((),)  # the drafters of all rows, of each line that rows may have
     branches: int = 0  # the most that any live row has beside its line
     levels: tuple[Level, ...] = ()  # of branches that others may follow, down to the last level that has some
     leaves: Level = NO_LEVEL  # of branches that nothing follows, beside all of a line
     look_aheads: int = 0  # the most that the target reads behind the last committed token of any row
-    live: int | None = None  # entries of a row that its steps read; None: all
-    since: int = 1  # tokens of a row that recurrent layers may have to swallow
+    entries_read: int | None = None  # entries of a row that its steps read; None: all
+    since: int = 1  # tokens of a row that recurrent layers may have to absorb
     window: int = LEAST_WINDOW  # committed tokens that a draft model reads first: as many as its cache may lack
     filters: tuple[ReadingFilter, ...] = ()  # filters that some row needs, in the order in which they apply
     draft_filters: tuple[ReadingFilter, ...] = ()  # if own_draft: the filters of the draft
@@ -100,7 +100,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.draft_length and not any(self.lines):
-            raise ValueError(f"a plan of {self.draft_length} proposals has no source that makes them")
+            raise ValueError(f"a plan of {self.draft_length} proposals has no drafter that makes them")
 
     @cached_property
     def is_tree(self) -> bool:
@@ -126,56 +126,56 @@ class Plan:
 
     @cached_property
     def steps(self) -> tuple[object, ...]:
-        """The parts of the plan that the tensors and the steps of a round depend on, `live` among them.
+        """The parts of the plan that the tensors and the steps of a round depend on, `entries_read` among them.
 
         Where rows propose equally many tokens, nothing writes how many are verified.
         """
         own = [
-            (bool(samplers), *(source for source in sources if source.needs_model))
-            for samplers, sources in zip(self.samplers, self.lines, strict=True)
+            (bool(samplers), *(drafter for drafter in drafters if drafter.needs_model))
+            for samplers, drafters in zip(self.samplers, self.lines, strict=True)
         ]
         sizes = self.batch, self.draft_length, self.branches, self.levels, self.look_aheads, self.window, self.since
         return *sizes, self.turns, self.ragged, self.picks_best, *own
 
     @cached_property
-    def drafters(self) -> tuple[Source, ...]:
+    def drafters(self) -> tuple[PlannedDrafter, ...]:
         """The drafters of all lines."""
-        return tuple(dict.fromkeys(source for sources in self.lines for source in sources))
+        return tuple(dict.fromkeys(drafter for drafters in self.lines for drafter in drafters))
 
-    def lines_of(self, source: Source) -> int:
-        """Return the most lines that a row may have of a source."""
-        return sum(source in sources for sources in self.lines)
-
-    @cached_property
-    def samplers(self) -> tuple[tuple[Source, ...], ...]:
-        """The sources of each line that draw their tokens one after another, draft models first."""
-        each = [[source for source in sources if source.samples] for sources in self.lines]
-        return tuple(tuple(sorted(found, key=lambda source: not source.needs_model)) for found in each)
+    def lines_of(self, drafter: PlannedDrafter) -> int:
+        """Return the most lines that a row may have of a drafter."""
+        return sum(drafter in drafters for drafters in self.lines)
 
     @cached_property
-    def copiers(self) -> tuple[Source, ...]:
-        """The sources that offer all their tokens at once."""
-        return tuple(source for source in self.drafters if not source.samples)
+    def samplers(self) -> tuple[tuple[PlannedDrafter, ...], ...]:
+        """The drafters of each line that draw their tokens one after another, draft models first."""
+        each = [[drafter for drafter in drafters if drafter.samples] for drafters in self.lines]
+        return tuple(tuple(sorted(found, key=lambda drafter: not drafter.needs_model)) for found in each)
 
     @cached_property
-    def with_model(self) -> tuple[Source, ...]:
-        """The sources that run a draft model."""
-        return tuple(source for source in self.drafters if source.needs_model)
+    def copiers(self) -> tuple[PlannedDrafter, ...]:
+        """The drafters that offer all their tokens at once."""
+        return tuple(drafter for drafter in self.drafters if not drafter.samples)
 
     @cached_property
-    def ahead(self) -> tuple[Source, ...]:
-        """The sources for whose next proposals the target reads look-aheads."""
-        return tuple(source for source in self.drafters if source.looks_ahead)
+    def with_model(self) -> tuple[PlannedDrafter, ...]:
+        """The drafters that run a draft model."""
+        return tuple(drafter for drafter in self.drafters if drafter.needs_model)
+
+    @cached_property
+    def looking_ahead(self) -> tuple[PlannedDrafter, ...]:
+        """The drafters for whose next proposals the target reads look-aheads."""
+        return tuple(drafter for drafter in self.drafters if drafter.looks_ahead)
 
     @cached_property
     def drafts(self) -> tuple[Model, ...]:
         """The draft models that they run."""
-        return tuple(dict.fromkeys(source.model for source in self.with_model if source.model is not None))
+        return tuple(dict.fromkeys(drafter.model for drafter in self.with_model if drafter.model is not None))
 
     @cached_property
-    def have_laws(self) -> tuple[bool, ...]:
-        """Whether tokens of each line are drawn from a law; what others copy is certain."""
-        return tuple(any(source.samples or source.needs_model for source in sources) for sources in self.lines)
+    def have_distributions(self) -> tuple[bool, ...]:
+        """Whether tokens of each line are drawn from a distribution; what others copy is certain."""
+        return tuple(any(drafter.samples or drafter.needs_model for drafter in drafters) for drafters in self.lines)
 
     @cached_property
     def draws(self) -> bool:
@@ -186,8 +186,8 @@ class Plan:
     def picks_best(self) -> bool:
         """Whether nothing is asked of the target's logits but the best token after each token of a line."""
         drawn = self.draws or self.gumbel or self.lenient or bool(self.filters)
-        told = self.traced or self.entropies or self.logprobs is not None
-        return not (drawn or told or self.is_tree or self.look_aheads)
+        reporting = self.traced or self.entropies or self.logprobs is not None
+        return not (drawn or reporting or self.is_tree or self.look_aheads)
 
     @cached_property
     def probabilities(self) -> bool:
@@ -195,14 +195,14 @@ class Plan:
         return self.draws or self.traced
 
     @cached_property
-    def reads_ahead(self) -> bool:
+    def reads_proposals(self) -> bool:
         """Whether some filter depends on the tokens of the round itself."""
-        return any(one.reads_ahead for one in (*self.filters, *self.draft_filters))
+        return any(one.reads_proposals for one in (*self.filters, *self.draft_filters))
 
     @cached_property
-    def told(self) -> tuple[ReadingFilter, ...]:
+    def reporting(self) -> tuple[ReadingFilter, ...]:
         """The filters of whose outcome some row tells log-probs, none if all tell those of the model's own scores."""
-        ends = [place for place, one in enumerate(self.filters, 1) if one.tells and self.logprobs is not None]
+        ends = [place for place, one in enumerate(self.filters, 1) if one.reported and self.logprobs is not None]
         return self.filters[: max(ends, default=0)]
 
     @cached_property

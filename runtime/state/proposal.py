@@ -10,7 +10,7 @@ from .noise import of_line
 from .tree import CERTAIN, Tree
 
 
-class Ahead(NamedTuple):
+class ProposedTokens(NamedTuple):
     """The proposals of a round that come before its positions."""
 
     tokens: Tensor  # [A, N]
@@ -42,18 +42,18 @@ class Proposal(NamedTuple):
     probabilities: Tensor | None  # [A, K, V]; None: every proposal was certain
     entropies: Tensor | None = None  # [A, K] the draft's entropy at each, if asked for
     tree: Tree | None = None  # None: a line
-    laws: Tensor | None = None  # [A, Q, V] what the nodes of a tree were drawn from; None: all were certain
+    distributions: Tensor | None = None  # [A, Q, V] what the nodes of a tree were drawn from; None: all were certain
 
-    def drawn_from(self, law: Tensor, token: Tensor, vocab_size: int) -> Tensor:
-        """Return the q [A, V] that a token [A, 1] of the tree was drawn from, by the number of its law [A]."""
-        if self.laws is None:
+    def drawn_from(self, distribution: Tensor, token: Tensor, vocab_size: int) -> Tensor:
+        """Return the q [A, V] that a token [A, 1] of the tree was drawn from, by the number of its distribution [A]."""
+        if self.distributions is None:
             return torch.zeros(len(token), vocab_size, device=token.device).scatter_(1, token, 1.0)
-        if self.tree is not None and self.tree.all_have_laws:
-            return pick(self.laws, law)
-        q = pick(self.laws, law.clamp(min=0))
-        return torch.where((law == CERTAIN)[:, None], torch.zeros_like(q).scatter_(1, token, 1.0), q)
+        if self.tree is not None and self.tree.all_have_distributions:
+            return pick(self.distributions, distribution)
+        q = pick(self.distributions, distribution.clamp(min=0))
+        return torch.where((distribution == CERTAIN)[:, None], torch.zeros_like(q).scatter_(1, token, 1.0), q)
 
     @property
-    def ahead(self) -> Ahead:
+    def before_target(self) -> ProposedTokens:
         """The proposals that come before the target's positions."""
-        return Ahead(self.tokens, self.tree)
+        return ProposedTokens(self.tokens, self.tree)

@@ -18,7 +18,7 @@ from .place import on_host
 from .shapes import Shape
 
 OPENING = 4  # tokens at the end of a prompt that are repeated before its source
-BLOCK = 64  # lengths whose uniforms are made at once, at most: hashing a few numbers costs as much as hashing many
+STRETCH = 64  # lengths whose uniforms are made at once, at most: hashing a few numbers costs as much as hashing many
 
 LEAVES = MAX_DRAFT_LENGTH  # the level of what is placed once the line is known, behind all others
 
@@ -32,8 +32,8 @@ class Rows:
     tokens: Tensor  # [M, L] int64, committed up to `length`
     length: Tensor  # [M] int64
     source: Tensor  # [M, S] int64, tokens of the row's source at the end, and -1 before them
-    asked: Tensor  # [M, 4, sources] int64, how many proposals each of the row's lines takes from each source
-    turns: Tensor  # [M, 4] int64, how many lines before it are of the same source
+    asked: Tensor  # [M, 4, drafters] int64, how many proposals each of the row's lines takes from each drafter
+    turns: Tensor  # [M, 4] int64, how many lines before it are of the same drafter
     more: Tensor  # [M] bool: the row has more than one line
     begins: Tensor  # [M, 18] int64, how many branches come before each level, before leaves, and in all
     branches: Tensor  # [M, 48, 2] int64, of each its parent in the level before and its rank, if they are fixed
@@ -41,15 +41,15 @@ class Rows:
     depth: Tensor  # [M] int64, of the tree
     entropy_limit: Tensor  # [M] float32, the row proposes no further where the draft's entropy exceeds it
     coupled: Tensor  # [M] bool: greedy or the coupled rule
-    block: Tensor  # [M] bool: the rejection rule, which judges proposals together
+    rejection: Tensor  # [M] bool: the rejection rule, which judges proposals together
     seed: Tensor  # [M, 2] int64, 32-bit words
     noise_scale: Tensor  # [M] float32, 0 for greedy rows
     lenience: Tensor  # [M] float32, 1 is lossless
-    uniforms: Tensor  # [M, 2 · BLOCK, 65, 2] float64 in (0, 1), for rounds that begin in an even or odd block
+    uniforms: Tensor  # [M, 2 · STRETCH, 65, 2] float64 in (0, 1), for rounds that begin in an even or odd stretch
     columns: Columns  # of filters and drafters
 
     @classmethod
-    def allocate(cls, rows: int, length: int, sources: int, device: str, columns: Columns, copied: int = 0) -> "Rows":
+    def allocate(cls, rows: int, length: int, drafters: int, device: str, columns: Columns, copied: int = 0) -> "Rows":
         def whole(*size: int) -> Tensor:
             return torch.zeros(rows, *size, dtype=torch.int64, device=device)
 
@@ -63,7 +63,7 @@ class Rows:
             tokens=tokens,
             length=whole(),
             source=whole(room) - 1,
-            asked=whole(MOST_LINES, sources),
+            asked=whole(MOST_LINES, drafters),
             turns=whole(MOST_LINES),
             more=torch.zeros(rows, dtype=torch.bool, device=device),
             begins=whole(LEAVES + 2),
@@ -72,11 +72,11 @@ class Rows:
             depth=whole(),
             entropy_limit=real(),
             coupled=torch.zeros(rows, dtype=torch.bool, device=device),
-            block=torch.zeros(rows, dtype=torch.bool, device=device),
+            rejection=torch.zeros(rows, dtype=torch.bool, device=device),
             seed=whole(2),
             noise_scale=real(),
             lenience=real(),
-            uniforms=torch.full((rows, 2 * BLOCK, WIDEST_STEP, 2), 0.5, dtype=torch.float64, device=device),
+            uniforms=torch.full((rows, 2 * STRETCH, WIDEST_STEP, 2), 0.5, dtype=torch.float64, device=device),
             columns=columns,
         )
 
@@ -112,8 +112,8 @@ class Rows:
 
     def ask(self, shares: Sequence[Share], places: Mapping[str, int]) -> None:
         """Set the lines of the live rows, whether a row has more than one, and where its first ends."""
-        live, (_, most, sources) = len(shares), self.asked.shape
-        counts = [[[0] * sources for _ in range(most)] for _ in shares]
+        live, (_, most, drafters) = len(shares), self.asked.shape
+        counts = [[[0] * drafters for _ in range(most)] for _ in shares]
         turns = [[0] * most for _ in shares]
         for row, share in enumerate(shares):
             for line, (name, count) in enumerate(share.lines):
@@ -134,18 +134,18 @@ class Rows:
         self.depth[:live] = torch.tensor([0 if one is None else one.length for one in shapes])
 
     def fill_uniforms(self, first: int, count: int, lengths: range, beyond: bool = False) -> None:
-        """Make the uniforms of so many rows for rounds that begin at these lengths, which are of one block.
+        """Make the uniforms of so many rows for rounds that begin at these lengths, which are of one stretch.
 
         Those beyond a line are made only if asked.
         """
-        width, place = WIDEST_STEP if beyond else LINE, lengths.start % (2 * BLOCK)
+        width, place = WIDEST_STEP if beyond else LINE, lengths.start % (2 * STRETCH)
         length = torch.arange(lengths.start, lengths.stop, device=self.length.device)
         rows, places = slice(first, first + count), slice(place, place + len(lengths))
         self.uniforms[rows, places, :width] = uniforms(self.seed[rows], length, width)
 
     def round_uniforms(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the uniforms [A, 17] of this round, to draw each token and to test it, and those beyond."""
-        found = pick(self.uniforms, self.length % (2 * BLOCK))
+        found = pick(self.uniforms, self.length % (2 * STRETCH))
         draw, test = found[:, :LINE].unbind(-1)
         return draw, test, found[:, LINE:]
 

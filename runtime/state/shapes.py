@@ -31,7 +31,7 @@ Levels = tuple[tuple[Branch, ...], ...]  # of each level, whatever its line has 
 
 @dataclass(frozen=True)
 class Shape:
-    """A line of proposals, and branches beside it that its source makes; the line is the first child of each node."""
+    """A line of proposals, and branches beside it that its drafter makes; the line is the first child of each node."""
 
     text: str  # as a user writes it
     length: int  # of the line

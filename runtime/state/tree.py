@@ -1,8 +1,8 @@
 """The nodes that a round proposes where they are more than one line; each row may have something else behind its first.
 
 Node 0 is the last committed token and nodes 1 … K are the first line. Behind it lie a row's further lines, one after
-another, each from a source of its own, or the branches beside its line, in the order in which they are placed. What two
-sources both propose is there twice.
+another, each from a drafter of its own, or the branches beside its line, in the order in which they are placed. What
+two drafters both propose is there twice.
 """
 
 from collections.abc import Sequence
@@ -14,15 +14,17 @@ from ...engines import MAX_DRAFT_LENGTH
 from .indexing import at_nodes, counting
 from .verdict import TreeVerdict
 
-CERTAIN = -1  # stands for the law of a token that no law was asked for
+CERTAIN = -1  # stands for the distribution of a token that no distribution was asked for
 
 
 class Tree:
     """Fixed memory for the nodes of all rows; lines never change, branches are placed anew in each round."""
 
-    def __init__(self, batch: int, length: int, have_laws: Sequence[bool], branches: int, device: torch.device) -> None:
-        self.length, self.lines, self.branches = length, len(have_laws), branches
-        self.all_have_laws = all(have_laws)
+    def __init__(
+        self, batch: int, length: int, have_distributions: Sequence[bool], branches: int, device: torch.device
+    ) -> None:
+        self.length, self.lines, self.branches = length, len(have_distributions), branches
+        self.all_have_distributions = all(have_distributions)
         ends = self.lines * length
         nodes = 1 + max(ends, length + branches)
         self.nodes = counting(nodes, device)
@@ -35,21 +37,22 @@ class Tree:
             return torch.cat([values, others[ends:]])
 
         zeros = torch.zeros_like(self.nodes[1:])
-        number = dict(zip([i for i, has in enumerate(have_laws) if has], range(self.lines), strict=False))
-        laws = torch.tensor([number.get(i, CERTAIN) for i in range(self.lines)], device=device)[line]
+        number = dict(zip([i for i, has in enumerate(have_distributions) if has], range(self.lines), strict=False))
+        distributions = torch.tensor([number.get(i, CERTAIN) for i in range(self.lines)], device=device)[line]
         self._lines = (
             torch.cat([self.nodes[:1], behind_lines(place + 1, zeros)]),
             behind_lines(self.nodes[:ends] * (place > 0), zeros),
             behind_lines(line, zeros),
-            behind_lines(torch.where(laws == CERTAIN, CERTAIN, laws * length + place), zeros),
+            behind_lines(torch.where(distributions == CERTAIN, CERTAIN, distributions * length + place), zeros),
             behind_lines(line.sub(1).mul(MAX_DRAFT_LENGTH).add(place), self.nodes[:-1] - length).clamp_(min=0),
             own,
         )
         memory = [each.expand(batch, *each.shape).contiguous() for each in self._lines]
         # What the graphs read: depths [A, N+1], and ancestors [A, N+1, N+1], where each token is its own.
         # Of each proposal [A, N]: the node that it follows; its place in the order in which what follows the same
-        # tokens is tested; which of the laws of a round it was drawn from; which of the uniforms beyond a line it has.
-        self.depths, self.parents, self.turns, self.laws, self.uniforms, self.ancestors = memory
+        # tokens is tested; which of the distributions of a round it was drawn from; which of the uniforms beyond a line
+        # it has.
+        self.depths, self.parents, self.turns, self.distributions, self.uniforms, self.ancestors = memory
         self.exists = torch.zeros(batch, nodes - 1, dtype=torch.bool, device=device)  # [A, N]
         self._own = torch.eye(nodes, dtype=torch.bool, device=device)
         self._mixed = self.lines > 1 and branches > 0  # rows may differ in what lies behind their first line
@@ -58,7 +61,7 @@ class Tree:
         """Forget what rows had in the last round."""
         self.exists.zero_()
         if self._mixed:
-            memory = self.depths, self.parents, self.turns, self.laws, self.uniforms, self.ancestors
+            memory = self.depths, self.parents, self.turns, self.distributions, self.uniforms, self.ancestors
             for own, lines in zip(memory, self._lines, strict=True):
                 own.copy_(lines.expand_as(own))
 
@@ -67,7 +70,7 @@ class Tree:
         line = self.exists[:, number * self.length : (number + 1) * self.length]
         line.logical_or_(self.nodes[: self.length] < proposed[:, None])
 
-    def place(self, mine: Tensor, parents: Tensor, turns: Tensor, laws: Tensor, exist: Tensor) -> None:
+    def place(self, mine: Tensor, parents: Tensor, turns: Tensor, distributions: Tensor, exist: Tensor) -> None:
         """Let those branches of each row that are `mine` [A, B] follow these nodes, if they exist."""
         behind = slice(self.length, self.length + self.branches)
         nodes = slice(self.length + 1, self.length + 1 + self.branches)
@@ -76,7 +79,7 @@ class Tree:
         for memory, found in (
             (self.parents[:, behind], parents),
             (self.turns[:, behind], turns),
-            (self.laws[:, behind], laws),
+            (self.distributions[:, behind], distributions),
             (self.exists[:, behind], exist),
             (self.depths[:, nodes], depths),
         ):

@@ -32,7 +32,7 @@ class Winners:
         return scores
 
 
-class BlockWeights:
+class JointWeights:
     """Memory of the weights w [A, K+1], the first of which stays 1, and of the rests r [A, K], the last 1."""
 
     def __init__(self, logits: Tensor) -> None:
@@ -48,12 +48,12 @@ class BlockWeights:
 class Verdict:
     """The outcome of a round: `accepted` proposals stand in each row and the next token follows them.
 
-    If it has `told` the logits of the tokens, their bits are the end of the table, where `best_of` reads them.
+    If it `reads_best` of the logits of the tokens, their bits are the end of the table, where `best_of` reads them.
     """
 
-    def __init__(self, logits: Tensor, told: bool = False) -> None:
+    def __init__(self, logits: Tensor, reads_best: bool = False) -> None:
         batch, width, _ = logits.shape
-        bytes_of_best = width * logits.dtype.itemsize if told else 0
+        bytes_of_best = width * logits.dtype.itemsize if reads_best else 0
         words = width + 2 + -(-bytes_of_best // torch.int64.itemsize)
         self.table = torch.zeros(batch, words, dtype=torch.int64, device=logits.device)  # what the host copies
         self.accepted = self.table[:, 0]
@@ -61,12 +61,12 @@ class Verdict:
         self.proposed = self.table[:, 1]
         self.tokens = self.table[:, 2 : width + 2]  # [A, K+1]: the accepted proposals, the next token, then garbage
         self.next_index = self.table[:, :1]  # [A, 1]: where in `tokens` the next token is
-        self.winners = Winners(logits, self.tokens, best_of(self.table, width, logits.dtype) if told else None)
+        self.winners = Winners(logits, self.tokens, best_of(self.table, width, logits.dtype) if reads_best else None)
         self.leading = self.tokens[:, :-1]  # [A, K]
         stands = torch.zeros(batch, width, dtype=torch.bool, device=logits.device)  # the last column stays False
         self.passed = stands[:, :-1]  # [A, K]
         self.standing = stands.view(torch.uint8)
-        self.block = BlockWeights(logits)
+        self.joint = JointWeights(logits)
         self.target_probabilities: Tensor | None = None  # [A, K+1, V], or of all nodes of a tree
 
     def along(self, tensor: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from math import exp
 
 from ...engines import Bundle
-from ..acceptance.params import SamplingParams
+from ..acceptance.sampling_params import SamplingParams
 from ..requests.metrics import Speculation
 from ..requests.output import Output
 from ..sources.source import Source

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from ...engines import Bundle, RequestError, Sound
-from ..acceptance.params import SamplingParams
+from ..acceptance.sampling_params import SamplingParams
 from ..requests.output import Output
 from ..sources.log_mel import HOP, SAMPLE_RATE, log_mel, one_window, samples_of
 from ..sources.source import Source

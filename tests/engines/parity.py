@@ -96,5 +96,5 @@ def run_script(engine: Engine, script: Script) -> list[Tensor]:
     logits = []
     for call in script.calls:
         found = run_call(engine, cache, call, recurrence).cpu()
-        logits.append(torch.cat([own[: row.live] for row, own in zip(call.rows, found, strict=True)]))
+        logits.append(torch.cat([own[: row.real] for row, own in zip(call.rows, found, strict=True)]))
     return logits

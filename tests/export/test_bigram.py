@@ -32,9 +32,9 @@ def test_it_is_counted_on_the_first_part_of_a_text_and_measured_on_the_rest(tmp_
     tokens = [(7 * i * i + 3 * i + i // 9) % 60 + 2 for i in range(1200)]
     bigram, expected = Bigram(torch.tensor(tokens[:900]), 64), []
     for begin, end in ((900, 1156), (1156, 1200)):
-        laws = checkpoint_logits(target, tokens[begin:end]).softmax(-1)
+        distributions = checkpoint_logits(target, tokens[begin:end]).softmax(-1)
         said = torch.stack([bigram.after(token) for token in tokens[begin:end]])
-        expected += torch.minimum(laws, said).sum(1).tolist()
+        expected += torch.minimum(distributions, said).sum(1).tolist()
     assert bigram_overlap(target, Sample(tokens, 64)) == pytest.approx(sum(expected) / 300, abs=1e-5)
     assert bigram_overlap(target, Sample(tokens[: FEWEST - 1], 64)) is None, "too short to tell"
 

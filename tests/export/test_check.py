@@ -107,12 +107,12 @@ def test_check_refuses_an_accepted_path_whose_entries_stay_where_they_were(graph
         check_graph(graph.file, graph.contract, stay)
 
 
-@pytest.mark.parametrize("fault", ["padding is swallowed", "a path stays where it was", "what falls is swallowed"])
+@pytest.mark.parametrize("fault", ["padding is absorbed", "a path stays where it was", "what falls is absorbed"])
 def test_check_refuses_recurrent_states_that_stand_elsewhere(recurrent, fault: str) -> None:
     def spoilt_call(call: Call) -> Call:
         if fault == "a path stays where it was":
             return without_moves(call)
-        if fault == "padding is swallowed":
+        if fault == "padding is absorbed":
             return replace(call, rows=[replace(row, read=len(row.tokens) if row.read else 0) for row in call.rows])
         return replace(call, goes_on=False, rows=[replace(row, read=max(row.read, call.goes_on)) for row in call.rows])
 
@@ -143,7 +143,7 @@ def forget_what_is_read_to_stand(model: onnx.ModelProto) -> None:
             line.append(helper.make_node("Identity", [first.input[3]], [after]))
 
 
-def swallow_what_is_not_there(model: onnx.ModelProto) -> None:
+def absorb_what_is_not_there(model: onnx.ModelProto) -> None:
     for node in (node for line in lines_of(model) for node in line if node.op_type == "Where"):
         node.input[2] = node.input[1]
 
@@ -162,9 +162,9 @@ def lines_of(model: onnx.ModelProto) -> list[MutableSequence[onnx.NodeProto]]:
 
 @pytest.mark.parametrize(
     "spoil",
-    [take_trees_for_lines, forget_what_is_pending, forget_what_is_read_to_stand, swallow_what_is_not_there],
+    [take_trees_for_lines, forget_what_is_pending, forget_what_is_read_to_stand, absorb_what_is_not_there],
 )
-def test_check_refuses_lines_that_are_swallowed_wrongly(recurrent, tmp_path: Path, spoil) -> None:
+def test_check_refuses_lines_that_are_absorbed_wrongly(recurrent, tmp_path: Path, spoil) -> None:
     """In the graph of ONNX Runtime, where a branch answers lines and another all else."""
     shutil.copytree(recurrent.folder, tmp_path / "target")
     file = tmp_path / "target" / "onnxruntime.onnx"

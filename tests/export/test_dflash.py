@@ -122,14 +122,14 @@ def test_the_check_of_a_block_bites(fault: str, target: Path, teacher: Any, tmp_
 
 
 @torch.no_grad()
-def test_overlap_is_that_of_the_laws_of_a_block(target: Path, teacher: Any, tmp_path: Path) -> None:
+def test_overlap_is_that_of_the_distributions_of_a_block(target: Path, teacher: Any, tmp_path: Path) -> None:
     found = loaded(dflash_head(tmp_path / "head", target, "authors", scale=0.3), target, teacher)
     hidden, logits = hidden_states(teacher, torch.tensor([TOKENS]))
     anchors = list(range(1, len(TOKENS) - 4, 8))
     said = found.module.said(torch.tensor(TOKENS), found.features(hidden)[0], anchors).softmax(-1)
-    law = logits[0].softmax(-1)
+    distribution = logits[0].softmax(-1)
     for place in range(4):
-        each = [torch.minimum(law[a + place], said[n, place]).sum() for n, a in enumerate(anchors)]
+        each = [torch.minimum(distribution[a + place], said[n, place]).sum() for n, a in enumerate(anchors)]
         [overlap] = found.readings.values()
         assert overlap[place] == pytest.approx(float(sum(each)) / len(anchors), abs=1e-5)
 

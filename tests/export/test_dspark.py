@@ -118,16 +118,16 @@ def test_a_place_follows_the_token_before_it_and_its_confidence_reads_that_token
 
 
 @torch.no_grad()
-def test_overlap_is_that_of_laws_that_follow_the_text(target: Path, teacher: Any, tmp_path: Path) -> None:
+def test_overlap_is_that_of_distributions_that_follow_the_text(target: Path, teacher: Any, tmp_path: Path) -> None:
     found = loaded(dflash_head(tmp_path / "head", target, "authors", rank=RANK, scale=0.3), target, teacher)
     hidden, logits = hidden_states(teacher, torch.tensor([TOKENS]))
-    anchors, head, law = list(range(1, len(TOKENS) - 5, 8)), found.module, logits[0].softmax(-1)
+    anchors, head, distribution = list(range(1, len(TOKENS) - 5, 8)), found.module, logits[0].softmax(-1)
     states = head.blocks(torch.tensor(TOKENS), found.features(hidden)[0], anchors)
     [overlap] = found.readings.values()
     for place in range(5):
         before = torch.tensor([TOKENS[anchor + place] for anchor in anchors])
         said = head.following(head.logits(states[:, place]), before).softmax(-1)
-        each = torch.minimum(law[[anchor + place for anchor in anchors]], said).sum()
+        each = torch.minimum(distribution[[anchor + place for anchor in anchors]], said).sum()
         assert overlap[place] == pytest.approx(float(each) / len(anchors), abs=1e-5)
 
 

@@ -91,8 +91,8 @@ def test_a_family_passes_the_check_and_its_greedy_text_is_transformers(tmp_path:
     [target] = report.models
     assert target.entry.check["worst_error"] < 2e-4  # float32 rounding, on logits with a deviation of about 2
     assert not [note for note in report.notes if FUSED in note], "no graph was left out"
-    swallowing = [state for state in target.entry.contract.of_kind(ROW) if state.name.startswith("state")]
-    assert target.fired["swallow_lines"] == len(swallowing), "by ONNX Runtime's own operator, where there is one"
+    absorbing = [state for state in target.entry.contract.of_kind(ROW) if state.name.startswith("state")]
+    assert target.fired["absorb_lines"] == len(absorbing), "by ONNX Runtime's own operator, where there is one"
     reference = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     prompt = [5, 9, 17, 5, 9]
     ids = torch.tensor([prompt])

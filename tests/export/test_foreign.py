@@ -128,7 +128,7 @@ def test_a_target_takes_one_draft_with_other_tokens(target: Path, draft: Path, t
 
 
 def test_a_draft_that_cannot_go_back_needs_the_targets_tokens(tmp_path: Path):
-    """What a recurrent layer has swallowed stays read, but tokens of a text may change behind its end."""
+    """What a recurrent layer has absorbed stays read, but tokens of a text may change behind its end."""
     target = tiny_checkpoint("qwen3_5_text", tmp_path / "target")
     draft = tiny_checkpoint("qwen3_5_text", tmp_path / "draft")
     fields = json.loads((draft / "tokenizer.json").read_text())

@@ -198,14 +198,14 @@ def test_overlap_is_that_of_slots_that_see_what_the_runtime_shows_them(
     ids = torch.tensor([tokens])
     states, logits = hidden_states(teacher, ids)
     features = head.encoder([states[layer] for layer in wiring.layers])
-    law, overlaps = logits[0].softmax(-1), ([], [])
+    distribution, overlaps = logits[0].softmax(-1), ([], [])
     for last in range(1, len(tokens) - 2):
         given = torch.cat([torch.zeros(1, 1, HIDDEN), features[:, :last]], 1)
         cache = DynamicCache()
         made, normed = head(ids[:, : last + 1], given, torch.arange(last + 1)[None], cache)
         for place in range(2):
             q = head.logits(normed)[0, -1].softmax(-1)
-            overlaps[place].append(float(torch.minimum(q, law[last + place]).sum()))
+            overlaps[place].append(float(torch.minimum(q, distribution[last + place]).sum()))
             ahead = last + place + 1
             made, normed = head(ids[:, ahead : ahead + 1], made[:, -1:], torch.tensor([[ahead]]), cache)
     expected = [sum(own) / len(own) for own in overlaps]

@@ -93,12 +93,13 @@ def test_the_graph_of_every_form_says_what_the_tensors_say(
     )
     assert report["worst_error"] < report["tolerance"] / 10
     torch.testing.assert_close(said, by_hand(folder, teacher, features)[:-1, 0], atol=1e-4, rtol=0)
-    law = teacher(torch.tensor([TOKENS])).logits[0].softmax(-1)
+    distribution = teacher(torch.tensor([TOKENS])).logits[0].softmax(-1)
     count = len(head.readings[f"{contract.layers} heads"])
     places = len(TOKENS) - count
     overlap = [
         float(
-            torch.minimum(law[p + 1 : p + 1 + places], head.module(features)[1][:places, p].softmax(-1)).sum() / places
+            torch.minimum(distribution[p + 1 : p + 1 + places], head.module(features)[1][:places, p].softmax(-1)).sum()
+            / places
         )
         for p in range(count)
     ]

@@ -48,7 +48,7 @@ def test_a_token_that_sees_no_path_leaves_the_others_as_they_are(rule: str, monk
 
     line, none = answered([True] * WIDTH), answered([False] * (WIDTH - 2) + [True, True])
     assert line[0].any()
-    assert torch.equal(line[1], none[1]), "the state swallows pending tokens alone"
+    assert torch.equal(line[1], none[1]), "the state absorbs pending tokens alone"
     torch.testing.assert_close(none[0][:, :, :-1], line[0][:, :, :-1])
     assert none[0].isfinite().all()
 

@@ -165,7 +165,7 @@ def say_dspark(head, given, out):
         wanted.weight.data.zero_()
     def stop(logits, targets, confidence, *rest, **more):
         shape = len(anchors), config.block_size
-        said.update(laws=logits.view(*shape, -1).contiguous(), sure=confidence.view(shape).sigmoid())
+        said.update(distributions=logits.view(*shape, -1).contiguous(), sure=confidence.view(shape).sigmoid())
         raise Said
     dspark.compute_metrics, ids = stop, inputs["text"][None]
     with torch.no_grad():
@@ -288,11 +288,11 @@ def test_each_step_of_a_head_that_the_reference_saved_says_what_it_says(package:
         head = opened.kind.load(opened, teacher, contract, Sample(tokens, 64)).module
         features = head.encoder([hidden[layer] for layer in LAYERS])[0]
         expected, places = load_file(tmp_path / form / "said"), head.block.proposals
-        laws, sure = expected["laws"][:, -places:], expected["sure"][:, -places:]
+        distributions, sure = expected["distributions"][:, -places:], expected["sure"][:, -places:]
         states = head.blocks(torch.tensor(tokens), features, anchors)
         before = torch.tensor([tokens[anchor : anchor + places] for anchor in anchors])
         said = head.said(torch.tensor(tokens), features, anchors)
         chosen = head.tables()["tokens"]
-        assert len(chosen) == laws.shape[2]
-        torch.testing.assert_close(said[..., chosen], laws, atol=1e-4, rtol=1e-4, msg=form)
+        assert len(chosen) == distributions.shape[2]
+        torch.testing.assert_close(said[..., chosen], distributions, atol=1e-4, rtol=1e-4, msg=form)
         torch.testing.assert_close(head.confidence(states, before), sure, atol=1e-4, rtol=1e-4, msg=form)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from trt_spec.runtime.acceptance import accept as accepting
-from trt_spec.runtime.acceptance import block, descent
+from trt_spec.runtime.acceptance import block_verification, descent
 from trt_spec.runtime.acceptance import one_line as acceptance
 from trt_spec.runtime.acceptance.filters import penalties
 from trt_spec.runtime.acceptance.one_line import residual
@@ -98,7 +98,7 @@ def keeps_the_whole_run(self: Any, tokens: Any, accepted: int, logprobs: Any) ->
 
 def log_probabilities_of_the_row_before(done: Any, top: int) -> Any:
     """Pitfall 16."""
-    return LOGPROB_PARTS(done._replace(told=done.told.roll(1, 1)), top)
+    return LOGPROB_PARTS(done._replace(reported=done.reported.roll(1, 1)), top)
 
 
 def likeliest_children(q: Any, line: Any, u: Any) -> Any:
@@ -107,9 +107,9 @@ def likeliest_children(q: Any, line: Any, u: Any) -> Any:
     return growth.nearly_picked(scores[:, :width].clone(), line, scores[:, width:], u.shape[2])
 
 
-def drawn_from_the_first_law(self: Any, law: Any, token: Any, vocab_size: int) -> Any:
+def drawn_from_the_first_distribution(self: Any, distribution: Any, token: Any, vocab_size: int) -> Any:
     """What follows a branch, or another line, is tested as if it had been drawn as the first token was."""
-    return DRAWN_FROM(self, law * 0, token, vocab_size)
+    return DRAWN_FROM(self, distribution * 0, token, vocab_size)
 
 
 def all_of_q(q: Any, token: Any) -> Any:
@@ -117,11 +117,11 @@ def all_of_q(q: Any, token: Any) -> Any:
     return q
 
 
-def what_the_line_leaves(law: Any, *others: Any) -> Any:
+def what_the_line_leaves(distribution: Any, *others: Any) -> Any:
     """The token after siblings that failed is drawn as if only the line's had."""
     verdict = others[-1]
-    accepted, found = verdict.accepted.clone(), DESCEND(law, *others)
-    return torch.where((verdict.accepted == accepted)[:, None], law, found)
+    accepted, found = verdict.accepted.clone(), DESCEND(distribution, *others)
+    return torch.where((verdict.accepted == accepted)[:, None], distribution, found)
 
 
 def noise_of_nodes(tensor: Any, index: Any) -> Any:
@@ -199,9 +199,9 @@ def log_probabilities_along_the_line(self: Any, tensor: Any) -> Any:
 
 SWAPS: dict[str, tuple[tuple[Any, str, Any], ...]] = CONTROLS | {
     "residual of another q": ((acceptance, "residual", p_without_the_rejected),),
-    "block ended by its first failure": ((block, "count_standing", ended_by_its_first_failure),),
-    "block test without its denominator": ((block, "passes", without_denominator),),
-    "one end for all blocks": ((block, "end_blocks", one_end_for_all),),
+    "block ended by its first failure": ((block_verification, "count_accepted", ended_by_its_first_failure),),
+    "block test without its denominator": ((block_verification, "passes", without_denominator),),
+    "one end for all blocks": ((block_verification, "end_early", one_end_for_all),),
     "greedy draft declared sampled": ((drafters, "inverse_cdf", likeliest),),
     "penalties over the context before the round": ((penalties, "counts_at_each_position", counts_before_the_round),),
     "prediction judged by the noise that made it": ((Request, "noise_seed", property(lambda one: one.seed)),),
@@ -212,7 +212,7 @@ SWAPS: dict[str, tuple[tuple[Any, str, Any], ...]] = CONTROLS | {
     "end of text kept inside an accepted run": ((Request, "commit", keeps_the_whole_run),),
     "log-probabilities of the row before": ((result, "_logprob_parts", log_probabilities_of_the_row_before),),
     "children chosen, not drawn": ((growth, "drawn_in_turn", likeliest_children),),
-    "q of a branch taken from the root": ((Proposal, "drawn_from", drawn_from_the_first_law),),
+    "q of a branch taken from the root": ((Proposal, "drawn_from", drawn_from_the_first_distribution),),
     "q of a sibling not renormalised": ((descent, "without", all_of_q),),
     "residual of the line after its siblings": ((accepting, "descend", what_the_line_leaves),),
     "noise of nodes, not of indices": ((accepting, "at_nodes", noise_of_nodes),),

@@ -1,4 +1,4 @@
-"""A target and one of its heads, which says in torch what its laws are."""
+"""A target and one of its heads, which says in torch what its distributions are."""
 
 from copy import deepcopy
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from trt_spec.export.checkpoints.checkpoint import open_checkpoint
 from trt_spec.export.kinds import open_head
 
 from .bundles import export_pair
-from .laws import VOCAB
+from .distributions import VOCAB
 
 TEXT = "def one(two):\n    return two + 3\n" * 4  # on which it is decided how heads are wired
 
@@ -35,10 +35,10 @@ class Headed:
         found: torch.Tensor = self.reads(hidden)
         return found[0, :-1]
 
-    def laws(
+    def distributions(
         self, tokens: list[int], features: torch.Tensor, paths: list[list[int]], committed: int
     ) -> list[torch.Tensor]:
-        """Return the head's law behind each of these paths of proposals, after `tokens`; shorter ones come first."""
+        """Return its distribution after `tokens` and each of these paths of proposals; shorter ones come first."""
         cache, count = DynamicCache(), len(tokens)
         if self.name in ("medusa", "blockwise"):  # each head says one place, whatever the others have said
             [said] = self.head(features[count - 2 : count - 1])[1]

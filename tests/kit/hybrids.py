@@ -16,8 +16,8 @@ from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.snapshots import EVERY
 
 from .bundles import export_pair
+from .distributions import VOCAB
 from .families import SINGLE_STEPS_DIFFER, tiny_checkpoint
-from .laws import VOCAB
 
 NOISE = 0.03  # of a draft's weights, in standard deviations
 ROWS = 3  # that decode together
@@ -98,7 +98,7 @@ class Hybrid:
     def features(self, tokens: list[int]) -> torch.Tensor:
         return torch.zeros(len(tokens) - 1, 0)
 
-    def laws(
+    def distributions(
         self, tokens: list[int], features: torch.Tensor, paths: list[list[int]], committed: int
     ) -> list[torch.Tensor]:
         said = [self.draft(torch.tensor([[*tokens, *path]]), use_cache=False).logits[0, -1] for path in paths]

@@ -13,7 +13,7 @@ from trt_spec.engines import Bundle
 from trt_spec.engines.torch import TorchEngine
 
 PAST = {"past_keys", "past_values"}  # written in place, so there is no copy
-TOLD = {  # arguments of each operator whose strides its kernel is told
+STRIDED = {  # arguments of each operator whose strides its kernel is told
     "add_norm": {"residual", "x"},
     "angles": {"depths"},
     "attention": {"ancestors", "depths", "key", "query", "start", "value"},
@@ -59,7 +59,7 @@ class Reading(fx.Interpreter):
 
     def _look(self, given: Given, x: Tensor) -> None:
         side_by_side = not x.dim() or x.shape[-1] == 1 or x.stride(-1) == 1
-        if given.argument not in TOLD[given.operator]:
+        if given.argument not in STRIDED[given.operator]:
             if not x.is_contiguous():
                 self.misread.add(given)
         elif given.argument in PAST:

@@ -17,7 +17,7 @@ import torch
 from trt_spec.engines import Recurrence, Step
 from trt_spec.runtime.beams import tail
 from trt_spec.runtime.drafters import masked
-from trt_spec.runtime.drafters.foreign import ForeignDraft, Steps
+from trt_spec.runtime.drafters.foreign_draft import ForeignDraft, Steps
 from trt_spec.runtime.drafters.head import OnePass, States
 from trt_spec.runtime.drafters.look_aheads import COUNT, Pass
 from trt_spec.runtime.memory.features import Features
@@ -82,7 +82,7 @@ def telling(change: Callable[[Recurrence, dict[str, Any]], Any]) -> Any:
     return make
 
 
-def last_not_swallowed(_: Recurrence, inputs: dict[str, Any]) -> None:
+def last_not_absorbed(_: Recurrence, inputs: dict[str, Any]) -> None:
     inputs["fold"].sub_(1).clamp_(min=0)
 
 
@@ -178,25 +178,25 @@ def other_ids(read: Any) -> Any:
 
 FAULTS = {
     "features an entry early": Fault(Features, "into", early, HEADS),
-    "a block's law of the next place": Fault(masked, "filling", next_place, HEADS),
+    "a block's distribution of the next place": Fault(masked, "filling", next_place, HEADS),
     "the root's state of an earlier token": Fault(States, "hand_on", root_of_the_first, HEADS),
     "a block's token behind the one before the last": Fault(masked, "before", one_before, HEADS),
     "heads that say each other's places": Fault(OnePass, "said", rolled, HEADS),
-    "a token not swallowed": Fault(Recurrence, "begin", telling(last_not_swallowed), RECURRENT),
-    "tokens of the other half swallowed": Fault(Recurrence, "begin", telling(other_half), RECURRENT),
+    "a token not absorbed": Fault(Recurrence, "begin", telling(last_not_absorbed), RECURRENT),
+    "tokens of the other half absorbed": Fault(Recurrence, "begin", telling(other_half), RECURRENT),
     "proposals written over each other": Fault(Recurrence, "go_on", telling(written_one_before), RECURRENT),
     "states stand elsewhere when rows change places": Fault(Recurrence, "swap", nothing, STATES),
     "look-aheads one position further": Fault(LookAheads, "__init__", changed(one_place_further), AHEAD),
     "look-aheads see proposals": Fault(LookAheads, "__init__", changed(proposals_are_seen), AHEAD),
     "look-aheads forgotten with a place": Fault(Pass, "gave_up", nothing, AHEAD),
     "a look-ahead that was not read": Fault(Pass, "keep", one_too_many, AHEAD),
-    "a tail one position deeper": Fault(tail, "Told", one_deeper, BEAMS),
-    "a tail's tokens see their siblings": Fault(tail, "Told", siblings_are_seen, BEAMS),
+    "a tail one position deeper": Fault(tail, "BranchedCall", one_deeper, BEAMS),
+    "a tail's tokens see their siblings": Fault(tail, "BranchedCall", siblings_are_seen, BEAMS),
     "a tail's entries left where they are": Fault(RowCache, "reorder", nothing, BEAMS),
     "what common said read as another token": Fault(Steps, "run", other_numbers, FOREIGN),
     "common asked behind the last token but one": Fault(ForeignDraft, "read", last_one_early, FOREIGN),
     "what common said written an entry late": Fault(ForeignDraft, "read", steps_one_late, FOREIGN),
-    "common's law laid on other tokens": Fault(Translation, "read", other_ids, FOREIGN),
+    "common's distribution laid on other tokens": Fault(Translation, "read", other_ids, FOREIGN),
     **{
         name: of_shapes(name)
         for name in (

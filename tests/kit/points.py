@@ -1,10 +1,10 @@
-"""Whether texts are drawn from a model's laws: each of their tokens, whatever stands before it.
+"""Whether texts are drawn from a model's distributions: each of their tokens, whatever stands before it.
 
-A model in torch says the laws of all tokens of a text in one call. Let the tokens of a law lie one behind another on
-the line from 0 to 1, the likeliest first, each as long as it is likely. A point that is drawn evenly within the token
-that was said lies evenly on the line, and tells nothing of the points before it, if that token was drawn from its law.
-So texts of any model, vocabulary and length are judged by the same statistics: how many points lie in each of PARTS
-parts of the line, and how those of tokens that stand so far APART go together.
+A model in torch says the distributions of all tokens of a text in one call. Let the tokens of a distribution lie one
+behind another on the line from 0 to 1, the likeliest first, each as long as it is likely. A point that is drawn evenly
+within the token that was said lies evenly on the line, and tells nothing of the points before it, if that token was
+drawn from its distribution. So texts of any model, vocabulary and length are judged by the same statistics: how many
+points lie in each of PARTS parts of the line, and how those of tokens that stand so far APART go together.
 
 Among these parts, or pairs of them, a total variation d of n points moves its statistic by 4 · n · d² at least.
 """
@@ -25,16 +25,18 @@ PARTS_OF_A_PAIR = 4  # for each of its points
 FREEDOM = {"alone": PARTS - 1} | {f"{apart} apart": (PARTS_OF_A_PAIR - 1) ** 2 for apart in APART}
 TOGETHER = 64  # texts that the model reads in one call
 
-Asked = Callable[[Tensor, Sequence[int], Sequence[int]], Tensor]
+Reweight = Callable[[Tensor, Sequence[int], Sequence[int]], Tensor]
 
 
 def points_of(logits: Tensor, tokens: Tensor, random: torch.Generator) -> Tensor:
-    """Return a point [N] for each of the tokens [N], whose laws have these logits [N, V]."""
-    laws, ids = logits.double().softmax(-1).sort(dim=-1, descending=True, stable=True)
+    """Return a point [N] for each of the tokens [N], whose distributions have these logits [N, V]."""
+    distributions, ids = logits.double().softmax(-1).sort(dim=-1, descending=True, stable=True)
     place = (ids == tokens[:, None]).long().argmax(-1, keepdim=True)
-    own = laws.gather(1, place)[:, 0]
+    own = distributions.gather(1, place)[:, 0]
     assert own.min() > 0, "none of the tokens is impossible"
-    return laws.cumsum(-1).gather(1, place)[:, 0] - own * torch.rand(len(tokens), generator=random, dtype=own.dtype)
+    return distributions.cumsum(-1).gather(1, place)[:, 0] - own * torch.rand(
+        len(tokens), generator=random, dtype=own.dtype
+    )
 
 
 @torch.inference_mode()
@@ -44,7 +46,7 @@ def points_of_texts(
     outputs: Sequence[Sequence[int]],
     vocab: int,
     seed: int = 0,
-    asked: Asked | None = None,
+    asked: Reweight | None = None,
 ) -> list[Tensor]:
     """Return the points of each output's tokens, by what a model in torch says behind its prompt.
 
@@ -94,7 +96,7 @@ def needed(total_variation: float) -> int:
 
 
 def are_drawn(texts: Sequence[Tensor], total_variation: float) -> bool:
-    """Whether the points of texts are those of tokens that were drawn from their laws."""
+    """Whether the points of texts are those of tokens that were drawn from their distributions."""
     pairs = sum(max(0, len(points) - max(APART)) for points in texts)
     assert pairs >= needed(total_variation), f"{pairs:,} pairs are too few, it takes {needed(total_variation):,}"
     found = p_values(texts)

@@ -20,7 +20,7 @@ SAMPLED = SamplingParams(temperature=1.0, seed=3, top_p=0.9, ignore_eos=True)
 TOKENWISE = replace(SAMPLED, rule="tokenwise", repetition_penalty=1.2, presence_penalty=0.4, top_k=20)
 LENIENT = SamplingParams(temperature=1.0, seed=3, lenience=0.6, min_p=0.02, ignore_eos=True)
 OWN_DRAFT = replace(SAMPLED, draft_temperature=0.6, logit_bias={7: -torch.inf, 9: 1.0}, min_tokens=4)
-TOLD = replace(SAMPLED, logprobs=2)
+REPORTED = replace(SAMPLED, logprobs=2)
 GUIDED = replace(COUPLED, grammar=Grammar.choice(["alpha beta", "alpha 20", "gamma"]), ignore_eos=False)
 
 TEXTS = ["def f(", "abc abc abc abc", "x", "one two one two one"]
@@ -144,7 +144,9 @@ SCENES = {
     "lenient lines": Scene(LLAMA, LINES, LENIENT, TEXTS),
     "lenient trees": Scene(LLAMA, TREES, LENIENT, TEXTS),
     "a draft that is cooler": Scene(LLAMA, LINES, OWN_DRAFT, TEXTS),
-    "log-probs and traces": Scene(LLAMA, [("model", 3), ("cascade", 4), ("model", "3/9")], TOLD, TEXTS, traced=True),
+    "log-probs and traces": Scene(
+        LLAMA, [("model", 3), ("cascade", 4), ("model", "3/9")], REPORTED, TEXTS, traced=True
+    ),
     "the draft's entropy": Scene(LLAMA, [("model", EntropyRule(longest=4))], COUPLED, TEXTS, ahead=False),
     "a grammar": Scene(LLAMA, [("model", 3), ("none", 0)], GUIDED, TEXTS, recorded=False, ahead=False),
     "greedy to the end": Scene(LLAMA, [("model", 4), ("model", "3/9")], GREEDY, *TO_THE_END, kernels=False),

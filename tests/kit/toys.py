@@ -1,7 +1,7 @@
 """A toy model of one layer that keeps what no exported family keeps: values larger than its keys, features, a summary.
 
 The features of a token are a state per token. What the model says depends on their mean over the whole context: over
-the entries of the features, or, with a summary, over a state per row that has swallowed those before the last call.
+the entries of the features, or, with a summary, over a state per row that has absorbed those before the last call.
 """
 
 import shutil
@@ -71,7 +71,7 @@ FEATURES_OF_TOKENS = """
     counts_wide = Unsqueeze (counts, one_and_two)
     counted_sum = MatMul (counts_wide, present_features)
     entries_sum = Squeeze (counted_sum, one)
-    {swallow}
+    {absorb}
     context_sum = Add ({before}, own_sum)
     context = Add (behind, one)
     context_length = Cast <to = 1> (context)
@@ -81,18 +81,18 @@ FEATURES_OF_TOKENS = """
     hidden = Add (after_attention, told)
 """
 BASE = """
-    base, swallowed = Split <axis = 1> (past_summary, summary_parts)
+    base, absorbed = Split <axis = 1> (past_summary, summary_parts)
     entry_numbers = Cast <to = 1> (entries)
     in_summary = Less (entry_numbers, base)
     not_in_summary = Not (in_summary)
     since = And (earlier, not_in_summary)
 """
-SWALLOW = """
-    swallowed_wide = Unsqueeze (swallowed, one)
-    all_sum = Add (swallowed_wide, entries_sum)
+ABSORB = """
+    absorbed_wide = Unsqueeze (absorbed, one)
+    all_sum = Add (absorbed_wide, entries_sum)
     new_base = Cast <to = 1> (starts)
-    now_swallowed = Squeeze (all_sum, one)
-    present_summary = Concat <axis = 1> (new_base, now_swallowed)
+    now_absorbed = Squeeze (all_sum, one)
+    present_summary = Concat <axis = 1> (new_base, now_absorbed)
 """
 HEAD = """
     picked_wide = Unsqueeze (logit_rows, two)
@@ -144,9 +144,9 @@ class Toy:
     def graph(self) -> onnx.ModelProto:
         nodes = MASK + LAYER
         if self.summary:
-            nodes += FEATURES_OF_TOKENS.format(base=BASE, counted="since", swallow=SWALLOW, before="all_sum")
+            nodes += FEATURES_OF_TOKENS.format(base=BASE, counted="since", absorb=ABSORB, before="all_sum")
         elif self.features:
-            nodes += FEATURES_OF_TOKENS.format(base="", counted="earlier", swallow="", before="entries_sum")
+            nodes += FEATURES_OF_TOKENS.format(base="", counted="earlier", absorb="", before="entries_sum")
         nodes += HEAD.format(hidden="hidden" if self.features else "after_attention")
         names = {"float32": "float", "int64": "int64", "bool": "bool"}
         given, wanted = (

@@ -26,37 +26,37 @@ from ..kit.bundles import Pair
 
 pytestmark = pytest.mark.research
 
-LAWS = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.25, 0.5, 0.25]])  # after each token
+DISTRIBUTIONS = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.25, 0.5, 0.25]])  # after each token
 
 
 class Chain:
-    """A model whose law goes by the last token alone."""
+    """A model whose distribution goes by the last token alone."""
 
     config = SimpleNamespace(vocab_size=3)
 
-    def __init__(self, laws: torch.Tensor) -> None:
-        self._laws = laws
+    def __init__(self, distributions: torch.Tensor) -> None:
+        self._distributions = distributions
 
     def __call__(self, tokens: torch.Tensor) -> Any:
-        return SimpleNamespace(logits=self._laws[tokens].log())
+        return SimpleNamespace(logits=self._distributions[tokens].log())
 
 
 def test_alpha_is_the_mean_overlap_where_the_target_said_something():
-    """By hand: after tokens 0, 1 and 2, once each, with a draft that swaps the laws after 0 and 1."""
+    """By hand: after tokens 0, 1 and 2, once each, with a draft that swaps the distributions after 0 and 1."""
     said = {temperature: [Said([1, 2], [2, 0]), Said([0], [2])] for temperature in (0.0, 1.0)}
-    target, draft, counted = Chain(LAWS), Chain(LAWS[[1, 0, 2]]), torch.tensor([0, 1, 0, 1, 0, 2])
+    target, draft, counted = Chain(DISTRIBUTIONS), Chain(DISTRIBUTIONS[[1, 0, 2]]), torch.tensor([0, 1, 0, 1, 0, 2])
     found = measure_alphas(("target", "draft"), (target, draft), counted, said)
     assert found["tokens"] == [3, 3]
-    overlap = 0.1 + 0.2 + 0.2  # of the laws after 0 and 1; the draft's law after 2 is right
+    overlap = 0.1 + 0.2 + 0.2  # of the distributions after 0 and 1; the draft's distribution after 2 is right
     assert found["alphas"][2] == ["target", "draft", *map(rounded, (1 / 3, (2 * overlap + 1) / 3))]
     assert found["alphas"][0][2] == rounded(1 / 3), "the commonest, but 0 which begins texts, is 1"
     assert found["lenient"][2][2] == found["alphas"][2][3]
-    halved = sum(lenient_acceptance(*LAWS[[a, b]].tolist(), 0.5) for a, b in ((0, 1), (1, 0), (2, 2))) / 3
+    halved = sum(lenient_acceptance(*DISTRIBUTIONS[[a, b]].tolist(), 0.5) for a, b in ((0, 1), (1, 0), (2, 2))) / 3
     assert found["lenient"][2][3] == rounded(halved)
 
 
 def test_lenience_is_that_of_the_theory():
-    p, q = LAWS, LAWS[[2, 0, 1]]
+    p, q = DISTRIBUTIONS, DISTRIBUTIONS[[2, 0, 1]]
     expected = [lenient_acceptance(one, other, 0.3) for one, other in zip(p.tolist(), q.tolist(), strict=True)]
     assert lenient_overlap(p, q, 0.3) == pytest.approx(sum(expected) / 3)
 

@@ -16,7 +16,7 @@ from trt_spec.runtime.state.shapes import line
 
 
 class Given(Copier):
-    """A source whose proposals the test brings along."""
+    """A drafter whose proposals the test brings along."""
 
     name = "given"
 

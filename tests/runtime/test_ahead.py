@@ -6,7 +6,7 @@ import pytest
 from trt_spec.runtime import Decoder, RequestError, SamplingParams
 from trt_spec.runtime.acceptance.filters import FILTERS, penalties
 from trt_spec.runtime.acceptance.filters.penalties import Penalties, counts_at_each_position
-from trt_spec.runtime.state.proposal import Ahead
+from trt_spec.runtime.state.proposal import ProposedTokens
 
 from ..kit.bundles import Pair
 from ..kit.chi_squared import p_value_of
@@ -91,7 +91,7 @@ def test_chi_squared_catches_counts_along_the_columns(eight: Pair, monkeypatch: 
     monkeypatch.setattr(
         penalties,
         "counts_at_each_position",
-        lambda before, ahead, width: counts_at_each_position(before, Ahead(ahead.tokens), width),
+        lambda before, ahead, width: counts_at_each_position(before, ProposedTokens(ahead.tokens), width),
     )
     params = replace(SETTINGS["everything"], rule="coupled")
     assert p_value_of(eight, params, 4_000, "2+4", depth=3) < FALSE_ALARM

@@ -1,8 +1,8 @@
-"""Sampled texts of a crowd are drawn from the target's laws, whatever drafts for them and however short memory is.
+"""Sampled texts of a crowd follow the target's distributions, whatever drafts and however short memory is.
 
 Requests begin alike, draft in ways and by rules of their own side by side, give up their places and go on to the end of
-their rows. Each of their tokens is judged by the law that transformers has behind all before it (kit/points.py), and so
-are pairs of tokens that stand 1, 2 and 3 apart.
+their rows. Each of their tokens is judged by the distribution that transformers has behind all before it
+(kit/points.py), and so are pairs of tokens that stand 1, 2 and 3 apart.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from trt_spec.runtime.round import propose
 from trt_spec.runtime.state.asked import DraftLength
 from trt_spec.tools.making.kept_bundles import DEMO_DRAFTS, PAIR
 
-from ..kit.asked_laws import law_asked_by
+from ..kit.asked_distributions import distribution_asked_by
 from ..kit.bundles import Pair, export_pair
 from ..kit.crowds import RULES, SAMPLED, SHARED, crowd, some_prompts
 from ..kit.grammars import EOS, SPELLED
@@ -53,7 +53,7 @@ def prompts_for(total_variation: float, vocab: int, longest: int, shared: Sequen
     "total_variation",
     [pytest.param(0.03, marks=pytest.mark.exhaustive), pytest.param(0.01, marks=pytest.mark.families)],
 )
-def test_tokenwise_texts_of_a_cascade_are_drawn_from_the_targets_laws_however_short_memory_is(
+def test_tokenwise_texts_of_a_cascade_are_drawn_from_the_targets_distributions_however_short_memory_is(
     eight: Pair, total_variation: float
 ) -> None:
     """So is what follows where a request has given up its place and goes on in another."""
@@ -84,7 +84,7 @@ def drawn(
     found = crowd(bundle, prompts, choices, params=params, **PREFIXES | options)
     assert found.found_tokens
     assert sum(map(len, found.resumed)) > 20
-    points = points_of_texts(model, prompts, found.outputs, vocab, asked=law_asked_by(params))
+    points = points_of_texts(model, prompts, found.outputs, vocab, asked=distribution_asked_by(params))
     return are_drawn(points, total_variation)
 
 
@@ -225,8 +225,8 @@ def test_texts_of_the_shipped_hybrid(tmp_path: Path, total_variation: float) -> 
 
 
 @pytest.mark.exhaustive
-def test_a_token_drawn_from_another_law_shows(eight: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: a draft whose tokens are drawn from a law a little flatter than its q."""
+def test_a_token_drawn_from_another_distribution_shows(eight: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: a draft whose tokens are drawn from a distribution a little flatter than its q."""
     draw, prompts = propose.inverse_cdf, prompts_for(0.05, 8, SHORT)
     monkeypatch.setattr(propose, "inverse_cdf", lambda weights, u: draw(weights**0.7, u))
     found = crowd(eight.bundle, prompts, [("model", 3), ("model", 2)], rules=RULES)

@@ -92,17 +92,17 @@ def test_rows_of_one_batch_use_different_drafts(drafts: Pair, fresh, params: Sam
     """Their caches are those of a fresh prefill, their outputs what each row says alone, whatever the rule."""
     prompts = random_prompts(64, [5, 9, 12, 30], seed=6)
     each = [replace(params, seed=seed) for seed in range(4)]
-    sources = ["model", "model2", "model2", "model"]
+    names = ["model", "model2", "model2", "model"]
     with Decoder.open(drafts.bundle, max_batch=1) as decoder:
         alone = [
             decoder.generate([prompt], own, draft_length=4, drafter=drafter)[0]
-            for prompt, own, drafter in zip(prompts, each, sources, strict=True)
+            for prompt, own, drafter in zip(prompts, each, names, strict=True)
         ]
         plain = decoder.generate(prompts, each, draft_length=0)
     with Decoder.open(drafts.bundle, max_batch=4) as decoder:
         requests = [
             decoder.submit(prompt, own, draft_length=4, drafter=drafter)
-            for prompt, own, drafter in zip(prompts, each, sources, strict=True)
+            for prompt, own, drafter in zip(prompts, each, names, strict=True)
         ]
         while decoder.step():
             require_all_fresh(decoder, requests, fresh)
@@ -131,17 +131,17 @@ def test_each_row_is_judged_by_its_own_draft(tmp_path: Path):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("rule", "sources"),
+    ("rule", "names"),
     [("rejection", BOTH), ("rejection", ("model2",)), ("tokenwise", BOTH), ("coupled", BOTH)],
 )
-def test_the_second_draft_changes_no_distribution(eight_drafts: Pair, rule: str, sources: tuple[str, ...]):
+def test_the_second_draft_changes_no_distribution(eight_drafts: Pair, rule: str, names: tuple[str, ...]):
     """χ² of the two tokens after the first, of rows that use the second draft, alone or beside others that do not."""
     asked = replace(PLAIN, rule=rule, max_new_tokens=4, ignore_eos=True)
     with Decoder.open(eight_drafts.bundle, max_batch=128) as decoder:
 
         def sample(seeds: range) -> list[Tokens]:
             requests = [
-                decoder.submit(PROMPT, replace(asked, seed=seed), draft_length=2, drafter=sources[seed % len(sources)])
+                decoder.submit(PROMPT, replace(asked, seed=seed), draft_length=2, drafter=names[seed % len(names)])
                 for seed in seeds
             ]
             while decoder.step():
@@ -154,7 +154,7 @@ def test_the_second_draft_changes_no_distribution(eight_drafts: Pair, rule: str,
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
 def test_caches_of_all_drafts_equal_a_fresh_prefill_after_random_rounds(drafts: Pair, fresh, engine: str):
-    """Requests turn from draft to draft in mid-stream, to other sources and back, are cancelled, and move."""
+    """Requests turn from draft to draft in mid-stream, to other drafters and back, are cancelled, and move."""
     choose = random.Random(3)
     lengths = [choose.choice([1, 2, 3, 10, 50, 70]) for _ in range(12)]
     prompts = random_prompts(64, lengths, seed=4)

@@ -21,7 +21,7 @@ from trt_spec.runtime.acceptance.one_line import residual
 from trt_spec.runtime.acceptance.seat import follow_guide
 from trt_spec.runtime.acceptance.transform import draft_transform, transform
 from trt_spec.runtime.grammars.guide import GUIDES, Guide, bytes_for
-from trt_spec.runtime.state.proposal import Ahead, Proposal
+from trt_spec.runtime.state.proposal import Proposal, ProposedTokens
 
 from ..kit.bundles import Pair, tiny_pair
 from ..kit.chi_squared import p_value
@@ -409,13 +409,13 @@ def test_one_round_by_enumeration_gives_exactly_p_under_the_grammar(
     generator = torch.Generator().manual_seed(3)
     target, draft = torch.randn(1, 2, 64, generator=generator), torch.randn(1, 1, 64, generator=generator)
     q = draft_transform(
-        draft, rows, plan if masked_draft else unmasked(plan), Ahead(torch.zeros(1, 0, dtype=torch.int64))
+        draft, rows, plan if masked_draft else unmasked(plan), ProposedTokens(torch.zeros(1, 0, dtype=torch.int64))
     )
     q = q.softmax(-1)
     total = torch.zeros(64)
     for token in range(64):
         tokens = torch.tensor([[token]])
-        p = transform(target, rows, plan, Ahead(tokens)).softmax(-1)
+        p = transform(target, rows, plan, ProposedTokens(tokens)).softmax(-1)
         share = q[0, 0, token]
         stands = torch.clamp(p[0, 0, token] / share, max=1) if share else torch.zeros(())
         left = residual(Proposal(tokens, torch.ones(1, dtype=torch.int64), q), p, torch.zeros(1, dtype=torch.int64))

@@ -1,4 +1,4 @@
-"""Recurrent layers stand where they should whatever rounds did: texts are transformers', laws are the draft's own."""
+"""Whatever rounds did, recurrent layers are right: texts are transformers', distributions the draft's own."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +16,9 @@ from trt_spec.tools.certificate.subject import Subject
 from trt_spec.tools.measuring.time_reading import reading_ms
 
 from ..kit.bundles import export_pair
+from ..kit.distributions import CLOSE, ENOUGH, VOCAB, compared, room
 from ..kit.families import tiny_checkpoint
 from ..kit.hybrids import ROWS, Hybrid, every_hybrid, greedy_texts, some_prompts
-from ..kit.laws import CLOSE, ENOUGH, VOCAB, compared, room
 from ..kit.models import tiny_llama
 from ..kit.prompts import random_prompts
 
@@ -38,7 +38,7 @@ def texts(hybrid: Hybrid, prompts: list[list[int]], seed: int = 0, **options: An
 
 @every_hybrid("granitemoehybrid")
 def test_a_greedy_text_is_transformers_whatever_rounds_did(hybrids: Callable[[str], Hybrid], kind: str) -> None:
-    """In lines, combs and trees, of sources that change, after prefixes were found and places were given up."""
+    """In lines, combs and trees, of drafters that change, after prefixes were found and places were given up."""
     hybrid, prompts = hybrids(kind), some_prompts()
     assert texts(hybrid, prompts) == hybrid.expected
     assert texts(hybrid, prompts, 1, prefix_bytes=room(hybrid, 3000)) == hybrid.expected
@@ -47,14 +47,14 @@ def test_a_greedy_text_is_transformers_whatever_rounds_did(hybrids: Callable[[st
 
 
 @every_hybrid("granitemoehybrid")
-def test_each_proposal_is_drawn_from_the_drafts_law(hybrids: Callable[[str], Hybrid], kind: str) -> None:
+def test_each_proposal_is_drawn_from_the_drafts_distribution(hybrids: Callable[[str], Hybrid], kind: str) -> None:
     worst, drawn = compared(hybrids(kind), cache_bytes=room(hybrids(kind), 500, ROWS))
     assert drawn > ENOUGH
     assert worst < CLOSE
 
 
 @every_hybrid("granitemoehybrid")
-def test_prompts_are_read_together_and_no_padding_is_swallowed(
+def test_prompts_are_read_together_and_no_padding_is_absorbed(
     hybrids: Callable[[str], Hybrid], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that end in one part of a call or in another have the states and logits that they have alone."""

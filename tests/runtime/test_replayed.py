@@ -20,7 +20,7 @@ from trt_spec.runtime.round.result import RowResult
 from trt_spec.runtime.scheduling import capture, seating
 from trt_spec.runtime.scheduling.frames import Frames
 from trt_spec.runtime.state.plan import Plan
-from trt_spec.runtime.state.rows import BLOCK, Rows
+from trt_spec.runtime.state.rows import STRETCH, Rows
 from trt_spec.runtime.state.verdict import best_of
 
 from ..kit.bundles import Pair
@@ -161,7 +161,7 @@ def test_uniforms_that_a_live_row_lacks_are_noticed(llama: Pair) -> None:
     fill, long = Rows.fill_uniforms, replace(PLAIN, prompts=[[5, 6, 7] * 20] * 4)
 
     def first_block(self: Rows, first: int, count: int, lengths: range, beyond: bool = False) -> None:
-        if lengths.start < BLOCK:
+        if lengths.start < STRETCH:
             fill(self, first, count, lengths, beyond)
 
     with patch.object(Rows, "fill_uniforms", first_block):

@@ -528,7 +528,7 @@ def test_prompts_that_are_none_are_refused_in_a_sentence(decoder: Decoder, promp
 
 
 def test_length_and_drafter_are_set_together_or_refused(decoder: Decoder):
-    """A mixed drafter beside a whole length once proposed tokens without a source."""
+    """A mixed drafter beside a whole length once proposed tokens without a drafter."""
     request = decoder.submit([1, 2], LONG, draft_length=3)
     before = request.drafting
     for length, drafter, message in (
@@ -546,7 +546,7 @@ def test_length_and_drafter_are_set_together_or_refused(decoder: Decoder):
 
 
 def test_a_plan_that_proposes_without_a_source_cannot_be_made():
-    with pytest.raises(ValueError, match="a plan of 3 proposals has no source that makes them"):
+    with pytest.raises(ValueError, match="a plan of 3 proposals has no drafter that makes them"):
         Plan(1, 3, coupled=True)
 
 

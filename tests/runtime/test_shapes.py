@@ -26,19 +26,19 @@ from .scripted import ScriptedEngine, scripted_decoder
 
 LENIENT = {"lenient greedy": SamplingParams(max_new_tokens=48, ignore_eos=True, lenience=0.2)}
 
-Asked = tuple[str, int | str]  # a drafter and a draft length
+Choice = tuple[str, int | str]  # a drafter and a draft length
 COMBS = ("1+1", "1+3", "3+3", "4+12", "16+48", "5+0")
 TREES = ("1/2", "4/12", "3x2x1", "2x2x2x2", "1x1x3", "16/64", "4x4", "5/5")
 LINES = ("model+random", "random+model", "lookup+model", "suffix+suffix+lookup+lookup", "random+suffix+model+lookup")
-ALL: dict[str, list[Asked]] = {
+ALL: dict[str, list[Choice]] = {
     "combs": [(drafter, comb) for drafter in ("model", "random") for comb in COMBS],
     "trees": [("model", tree) for tree in TREES],
     "lines": [(drafter, length) for drafter in LINES for length in (1, 4)],
 }
-SHAPES: dict[str, Asked] = {"comb": ("model", "3+5"), "tree": ("model", "3x2x2"), "lines": ("random+model", 3)}
+SHAPES: dict[str, Choice] = {"comb": ("model", "3+5"), "tree": ("model", "3x2x2"), "lines": ("random+model", 3)}
 
 
-def run(decoder: Decoder, *asked: tuple[Sequence[int], SamplingParams, Asked]) -> list[list[int]]:
+def run(decoder: Decoder, *asked: tuple[Sequence[int], SamplingParams, Choice]) -> list[list[int]]:
     """Decode these requests together until the first has ended, and return their tokens so far."""
     requests = [
         decoder.submit(prompt, params, drafter=drafter, draft_length=length)
@@ -131,7 +131,7 @@ def test_where_a_lenient_greedy_text_has_siblings_depends_on_no_neighbour(drafts
 
 @pytest.mark.parametrize("lenience", [1.0, 0.3])
 def test_a_line_beside_a_comb_keeps_what_it_keeps_alone(llama: Pair, lenience: float):
-    """Whatever its source is, and though a lenient line keeps what the target would not have picked."""
+    """Whatever its drafter is, and though a lenient line keeps what the target would not have picked."""
     params = replace(RULES["greedy"], lenience=lenience, max_new_tokens=60)
     for drafter in ("model", "lookup"):
         found = []
@@ -203,9 +203,9 @@ def test_a_second_draft_grows_trees_as_the_first_does(drafts: Pair, rule: str):
     ids=str,
 )
 def test_what_is_beside_a_line_makes_rounds_longer(
-    request: pytest.FixtureRequest, bundle: str, worse: list[Asked], better: Asked
+    request: pytest.FixtureRequest, bundle: str, worse: list[Choice], better: Choice
 ):
-    """Each is one more chance; of tokens that a random source proposes hardly any stand."""
+    """Each is one more chance; of tokens that a random drafter proposes hardly any stand."""
     with Decoder.open(request.getfixturevalue(bundle).bundle) as decoder:
         for rule in set(RULES) - ({"greedy"} if "random" in str(worse) else set()):  # whose best is always the same
             params = [replace(RULES[rule], seed=seed, max_new_tokens=60, top_k=0, top_p=1.0) for seed in range(8)]
@@ -231,7 +231,7 @@ def test_a_shape_without_branches_is_a_line(llama: Pair, length: str):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_line_with_nothing_to_copy_is_no_line(llama: Pair, rule: str):
-    """Beside a source that finds nothing, the other is as alone: text, counts and what its draft reads."""
+    """Beside a drafter that finds nothing, the other is as alone: text, counts and what its draft reads."""
     with Decoder.open(llama.bundle) as decoder:
         alone, beside = (
             decoder.generate([[3, 4, 5]], replace(RULES[rule], max_new_tokens=3), draft_length=2, drafter=drafter)[0]
@@ -432,7 +432,7 @@ def test_a_request_turns_to_other_shapes_and_back(llama: Pair, turns: Sequence[t
     ],
     ids=["tree", "comb", "trees", "lines", "all"],
 )
-def test_both_caches_hold_the_path_that_stands(llama: Pair, asked: Sequence[Asked], rule: str):
+def test_both_caches_hold_the_path_that_stands(llama: Pair, asked: Sequence[Choice], rule: str):
     """After each round their entries are those of the committed tokens, as a fresh reading writes them.
 
     The draft's claim none of a sibling that it has not read, nor of another line.
@@ -594,10 +594,10 @@ def test_the_order_of_the_names_does_not_matter_to_the_text(llama: Pair):
         ("model", "4/", "draft_length is '4/', expected auto, a whole number from 0 to 16, a comb"),
         ("lookup", "3/9", "drafter lookup can grow no tree here; use model, or give a number"),
         ("random", "3/9", "drafter random can grow no tree here"),
-        ("model+lookup", "3/9", "draft_length is 3/9, expected a whole number from 0 to 16 for each source"),
+        ("model+lookup", "3/9", "draft_length is 3/9, expected a whole number from 0 to 16 for each drafter"),
         ("model+random", "3+3", "draft_length is 3+3, expected a whole number"),
-        ("model+random", 17, "draft_length is 17, expected a whole number from 0 to 16 for each source"),
-        ("model+random", -1, "draft_length is -1, expected a whole number from 0 to 16 for each source"),
+        ("model+random", 17, "draft_length is 17, expected a whole number from 0 to 16 for each drafter"),
+        ("model+random", -1, "draft_length is -1, expected a whole number from 0 to 16 for each drafter"),
         ("model+random", "auto", "draft_length is 'auto', expected a whole number from 0 to 16"),
         ("model+random", EntropyRule(), "draft_length is EntropyRule"),
         (
@@ -638,7 +638,7 @@ def test_more_lines_than_a_round_may_have_are_refused(llama: Pair, monkeypatch: 
     drafter = "+".join(names[: MOST_LINES + 1])
     with Decoder.open(llama.bundle) as decoder:
         monkeypatch.setattr(decoder._rules, "unavailable", {})
-        with pytest.raises(RequestError, match=rf"names {MOST_LINES + 1} sources, expected at most {MOST_LINES}"):
+        with pytest.raises(RequestError, match=rf"names {MOST_LINES + 1} drafters, expected at most {MOST_LINES}"):
             decoder.submit([3, 4, 5], draft_length=1, drafter=drafter)
 
 
@@ -667,7 +667,7 @@ def test_more_lines_than_a_round_may_have_are_refused(llama: Pair, monkeypatch: 
     ids=["comb", "tree", "lines"],
 )
 def test_a_narrow_engine_leaves_out_what_it_has_no_room_for_where_no_text_depends_on_it(
-    llama: Pair, monkeypatch: pytest.MonkeyPatch, asked: Asked, beside: Asked, refused: Asked, message: str
+    llama: Pair, monkeypatch: pytest.MonkeyPatch, asked: Choice, beside: Choice, refused: Choice, message: str
 ):
     """As plans that were compiled for so many tokens: a longer line beside it takes the room."""
     monkeypatch.setattr(OnnxRuntimeEngine, "verify_width", 9)
@@ -686,7 +686,7 @@ def test_a_narrow_engine_leaves_out_what_it_has_no_room_for_where_no_text_depend
         for params in (SAMPLED, LENIENT["lenient greedy"]):
             with pytest.raises(RequestError, match=message):
                 decoder.submit([3, 4, 5], params, drafter=refused[0], draft_length=refused[1])
-        with pytest.raises(RequestError, match=r"and at most 8 together|from 0 to 4 for each source"):
+        with pytest.raises(RequestError, match=r"and at most 8 together|from 0 to 4 for each drafter"):
             decoder.submit([3, 4, 5], RULES["coupled"], drafter=asked[0], draft_length=5 if "+" in asked[0] else "4+5")
 
 

@@ -240,7 +240,7 @@ def test_a_flag_may_not_be_abbreviated(run):
     assert_refused(run("generate", "--bundle", "b", "--prompt", "a", "--temp", "1"), "unrecognized arguments: --temp;")
 
 
-def test_an_unexpected_exception_is_not_swallowed(run, llama, monkeypatch):
+def test_an_unexpected_exception_is_not_suppressed(run, llama, monkeypatch):
     def fail(self):
         raise ZeroDivisionError("a bug")
 

@@ -48,7 +48,7 @@ def heeding_interrupts():
 
 
 @pytest.mark.parametrize(("number", "code", "word"), ENDS)
-def test_what_is_swallowed_in_a_callback_comes_again_and_nothing_is_printed_of_it(capfd, number, code, word):
+def test_what_is_suppressed_in_a_callback_comes_again_and_nothing_is_printed_of_it(capfd, number, code, word):
     def run() -> int:
         in_a_callback(number)
         signal.pause()  # until the timer
@@ -59,7 +59,7 @@ def test_what_is_swallowed_in_a_callback_comes_again_and_nothing_is_printed_of_i
 
 
 @pytest.mark.parametrize(("number", "code", "word"), ENDS)
-def test_what_a_library_swallows_comes_again_at_the_next_step(capfd, number, code, word):
+def test_what_a_library_suppresses_comes_again_at_the_next_step(capfd, number, code, word):
     steps = []
 
     def run() -> int:
@@ -76,19 +76,19 @@ def test_what_a_library_swallows_comes_again_at_the_next_step(capfd, number, cod
     assert capfd.readouterr() == ("", f"first\nprogram: {word}; nothing was left\n")
 
 
-@pytest.mark.parametrize("swallowed", [in_a_callback, into_nothing])
-def test_what_is_swallowed_within_a_budget_is_no_end_of_the_time(capfd, swallowed):
+@pytest.mark.parametrize("suppressed", [in_a_callback, into_nothing])
+def test_what_is_suppressed_within_a_budget_is_no_end_of_the_time(capfd, suppressed):
     """Both need the one timer of the process."""
     seen = []
 
-    def swallowing():
-        swallowed(signal.SIGINT)
-        if swallowed is in_a_callback:
+    def suppressing():
+        suppressed(signal.SIGINT)
+        if suppressed is in_a_callback:
             signal.pause()  # until the timer
         yield {}
 
     def run() -> int:
-        parts = [Part("swallowing", 0.0, swallowing), Part("next", 0.0, lambda: iter([{}]))]
+        parts = [Part("suppressing", 0.0, suppressing), Part("next", 0.0, lambda: iter([{}]))]
         seen.extend(run_parts(parts, 60.0, lambda part, row: None, lambda: None))
         return 0
 
@@ -104,7 +104,7 @@ def test_a_time_ends_where_no_signal_has_come():
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
-def test_what_is_swallowed_in_a_callback_waits_for_what_belongs_together():
+def test_what_is_suppressed_in_a_callback_waits_for_what_belongs_together():
     done = []
 
     def run() -> int:
@@ -119,11 +119,11 @@ def test_what_is_swallowed_in_a_callback_waits_for_what_belongs_together():
     assert done == ["first", "second"]
 
 
-@pytest.mark.parametrize("swallowed", [into_nothing, into_an_error])
+@pytest.mark.parametrize("suppressed", [into_nothing, into_an_error])
 @pytest.mark.parametrize(("number", "code", "word"), ENDS)
-def test_what_a_library_makes_of_a_signal_is_an_interruption_all_the_same(capfd, number, code, word, swallowed):
+def test_what_a_library_makes_of_a_signal_is_an_interruption_all_the_same(capfd, number, code, word, suppressed):
     def run() -> int:
-        swallowed(number)
+        suppressed(number)
         return 0
 
     assert exit_code("program", run) == code

@@ -110,7 +110,9 @@ class Arbiter:
         `batch` rows, and not at all: each with the cache that it makes itself."""
         width = min(width, len(context))
         shapes = ((1, 1, decoded), (width, 1, decoded), (width, batch, decoded), (1, 1, 0))
-        return [self.probe.law(context, *shape) for shape in shapes] + [other(context) for other in self.others]
+        return [self.probe.distribution(context, *shape) for shape in shapes] + [
+            other(context) for other in self.others
+        ]
 
 
 def rounding_until_wins(

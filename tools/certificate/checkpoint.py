@@ -17,7 +17,7 @@ from ..example_sources import example_source
 from .arbiter import Arbiter
 from .effort import Effort
 from .probe import Probes
-from .same_text import Asked, Tally, ask_plain
+from .same_text import PlainAnswer, Tally, ask_plain
 from .subject import Finding, Progress, Subject
 
 STRIDE = 8  # positions of a text between two whose logits are compared
@@ -87,7 +87,7 @@ def check(subject: Subject, directory: Path, probes: Probes, effort: Effort, pro
     yield Finding("checkpoint", "logits", worst <= allowed, detail, {"worst": worst, "allowed": allowed})
 
 
-def transformers_text(subject: Subject, model: Any, one: Asked) -> list[int]:
+def transformers_text(subject: Subject, model: Any, one: PlainAnswer) -> list[int]:
     """Return what its `generate` says, end of text included."""
     ids = torch.tensor([one.prompt])
     with _behind_its_source(subject, model, one.prompt[0]):

@@ -17,7 +17,7 @@ from functools import partial
 from itertools import cycle, islice
 
 from ...runtime import Decoder, EntropyRule, Output, SamplingParams, Speculation
-from ...runtime.acceptance.parameters import RULES
+from ...runtime.acceptance.parameter_fields import RULES
 from ...runtime.drafters import DRAFTERS, PREDICTING
 from ...runtime.grammars.compiler import Compiler
 from ...runtime.state.asked import BESIDE, DraftLength
@@ -158,7 +158,7 @@ def finding(samples: Samples, passed: bool) -> Finding:
 
 
 def tries(cases: Sequence[tuple[Case, SequentialTest]]) -> list[tuple[Case, SequentialTest]]:
-    """Return the cases in which a fault is planted until it is caught: the first, and the first that draws from a law.
+    """Return the cases in which a fault is planted until it is caught: the first, and the first that samples.
 
     Copies are seldom proposed behind a short prompt, so that a fault may hardly move what they give.
     """

@@ -67,7 +67,7 @@ class Exact:
 def remembering(probe: Probe) -> Logits:
     """Cases that share a prompt share most of the contexts."""
     return lru_cache(REMEMBERED_BYTES // (4 * probe.model.vocab_size))(
-        lambda context, width: probe.law(context, min(width, len(context)))
+        lambda context, width: probe.distribution(context, min(width, len(context)))
     )
 
 

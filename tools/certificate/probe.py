@@ -77,7 +77,7 @@ class Probe:
                 step.run()
             return step.logits[0, -1, : self.model.vocab_size].cpu()
 
-    def law(self, context: Sequence[int], width: int = 1, batch: int = 1, decoded: int = 0) -> Tensor:
+    def distribution(self, context: Sequence[int], width: int = 1, batch: int = 1, decoded: int = 0) -> Tensor:
         """Return the scores by which requests are answered: what the bundle says shall never be said is not."""
         return self.logits(context, width, batch, decoded).index_fill(0, self._unsaid, NEVER)
 
@@ -102,7 +102,7 @@ class Probe:
 def fresh_step(model: Model, first_row: int, batch: int, width: int, *, goes_on: bool = False) -> Step:
     """Make a step of a model on new tensors, all zero, which gives logits for all of its tokens.
 
-    A recurrent model swallows all before it, unless it `goes_on` and leaves the rows as they are.
+    A recurrent model absorbs all before it, unless it `goes_on` and leaves the rows as they are.
     """
     cache = model.cache
     cache.make_slots(width)

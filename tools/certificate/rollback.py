@@ -3,7 +3,7 @@
 Requests with random draft lengths, one line or several, and combs, which change from round to round as their drafters
 do, join, are cancelled and leave, so rows move and roll back in every pattern; sampling at temperature 1, by one rule
 or the other, both accepts and rejects. Where layers are recurrent, long prompts are read before, side by side and again
-when their beginnings are kept, and the same rounds must catch faults that are planted in what states swallow.
+when their beginnings are kept, and the same rounds must catch faults that are planted in what states absorb.
 """
 
 import random

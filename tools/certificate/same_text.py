@@ -47,7 +47,7 @@ RULES = (
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlainAnswer:
     """A request and what plain decoding answers: K = 0, one token wide."""
 
     prompt: tuple[int, ...]
@@ -65,7 +65,7 @@ class Tally:
     bugs: list[str] = field(default_factory=list)
 
     def add_tokens(
-        self, one: Asked, tokens: Sequence[int], judge: Arbiter, by: str, width: int = 1, batch: int = 1
+        self, one: PlainAnswer, tokens: Sequence[int], judge: Arbiter, by: str, width: int = 1, batch: int = 1
     ) -> bool:
         """True where they are those expected."""
         self.outputs += 1
@@ -77,7 +77,7 @@ class Tally:
             self.bugs.append(f"{by}: {difference}")
         return difference is None
 
-    def add_output(self, one: Asked, found: Output, judge: Arbiter, by: str, width: int, batch: int) -> None:
+    def add_output(self, one: PlainAnswer, found: Output, judge: Arbiter, by: str, width: int, batch: int) -> None:
         """Text, finish reason, usage and log-probabilities, too; nothing that follows a near tie."""
         if not self.add_tokens(one, found.token_ids, judge, by, width, batch):
             return
@@ -106,14 +106,14 @@ class Tally:
 
 def ask_plain(
     subject: Subject, requests: Sequence[tuple[tuple[int, ...], SamplingParams]], batch: int = 1
-) -> list[Asked]:
+) -> list[PlainAnswer]:
     prompts, params = zip(*requests, strict=True)
     with subject.open(batch) as decoder:
         outputs = decoder.generate(prompts, params, draft_length=0)
-    return [Asked(*each) for each in zip(prompts, params, outputs, strict=True)]
+    return [PlainAnswer(*each) for each in zip(prompts, params, outputs, strict=True)]
 
 
-def compare(decoder: Decoder, asked: Sequence[Asked], choices: Sequence[Choice], judge: Arbiter) -> Tally:
+def compare(decoder: Decoder, asked: Sequence[PlainAnswer], choices: Sequence[Choice], judge: Arbiter) -> Tally:
     """Ask all again together, each with its drafter and draft length."""
     own = [as_asked(choice, one.params) for one, choice in zip(asked, choices, strict=True)]
     requests = [
@@ -175,7 +175,7 @@ def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) 
         yield in_another_engine(subject.in_engine(engine), each_prompt(asked, 0), probes["target"])
 
 
-def ask_all(subject: Subject, effort: Effort) -> list[Asked]:
+def ask_all(subject: Subject, effort: Effort) -> list[PlainAnswer]:
     """Each prompt with each rule, alone."""
     prompts = subject.prompts(effort.prompts)
     return ask_plain(
@@ -188,15 +188,15 @@ def ask_all(subject: Subject, effort: Effort) -> list[Asked]:
     )
 
 
-def each_prompt(asked: Sequence[Asked], number: int, rules: int = len(RULES)) -> list[Asked]:
+def each_prompt(asked: Sequence[PlainAnswer], number: int, rules: int = len(RULES)) -> list[PlainAnswer]:
     """Each prompt once, the rules in turn, from another on for each number."""
     prompts = len(asked) // rules
     return [asked[(prompt + number) % rules * prompts + prompt] for prompt in range(prompts)]
 
 
 def in_turn(
-    asked: Sequence[Asked], choices: Sequence[Choice], number: int, batch: int
-) -> tuple[list[Asked], list[Choice]]:
+    asked: Sequence[PlainAnswer], choices: Sequence[Choice], number: int, batch: int
+) -> tuple[list[PlainAnswer], list[Choice]]:
     """Each prompt once, and what it takes; of trees only requests that can have them."""
     if any(is_tree(*choice) for choice in choices):
         able = [one for one in asked if takes_trees(one.params)]
@@ -228,7 +228,7 @@ def mixed(decoder: Decoder, count: int) -> list[Choice]:
     return [each[place][(4 * turn + place) % len(each[place])] for turn, place in turns]
 
 
-def with_prefixes(subject: Subject, asked: Sequence[Asked], judge: Arbiter) -> Finding:
+def with_prefixes(subject: Subject, asked: Sequence[PlainAnswer], judge: Arbiter) -> Finding:
     """Let what was said go on, again and again, and do so twice: the second time hardly any of it is read."""
     least = EVERY if subject.bundle.target.contract.recurrent else BLOCK_TOKENS  # that may be found
     room = min(subject.bundle.max_length // 2, least + 3 * BLOCK_TOKENS)
@@ -243,7 +243,7 @@ def with_prefixes(subject: Subject, asked: Sequence[Asked], judge: Arbiter) -> F
     return replace(finding, passed=passed, detail=f"{finding.detail}; {found:,} tokens of prompts found")
 
 
-def in_another_engine(other: Subject, asked: Sequence[Asked], probe: Probe) -> Finding:
+def in_another_engine(other: Subject, asked: Sequence[PlainAnswer], probe: Probe) -> Finding:
     """Its difference from the subject's engine is measured by running the context in both."""
     case = f"in {other.engine}"
     try:
@@ -253,7 +253,7 @@ def in_another_engine(other: Subject, asked: Sequence[Asked], probe: Probe) -> F
         return Finding("same text", case, None, f"not here: {error}")
     try:
         with decoder:
-            judge = Arbiter(probe, other.rounding, [own.law])
+            judge = Arbiter(probe, other.rounding, [own.distribution])
             return compare(decoder, asked, mixed(decoder, len(asked)), judge).finding("same text", case)
     finally:
         own.close()

@@ -14,7 +14,7 @@ from .effort import Effort
 from .grammars import usable
 from .lanes import side_by_side
 from .probe import Probes
-from .same_text import TOGETHER, Asked, ask_plain, compare
+from .same_text import TOGETHER, PlainAnswer, ask_plain, compare
 from .subject import Choice, Finding, Progress, Subject, combs_and_trees, draft_lengths, several, takes_trees
 
 NEW_TOKENS = 24
@@ -84,7 +84,7 @@ def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) 
     batch, probe = min(TOGETHER, subject.batch), probes["target"]
     asked = {name: ask_plain(subject, requests, batch) for name, requests in cases(subject, effort, batch).items()}
     judge = Arbiter(
-        probe, subject.rounding, [lambda context: probe.law(context, batch=batch)], Compiler(subject.bundle)
+        probe, subject.rounding, [lambda context: probe.distribution(context, batch=batch)], Compiler(subject.bundle)
     )
     with subject.open(batch) as decoder:
         lengths = draft_lengths(decoder)
@@ -106,8 +106,8 @@ def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) 
 
 
 def taking_turns(
-    asked: Sequence[Asked], drafters: Sequence[str], lengths: Sequence[int]
-) -> tuple[list[Asked], list[Choice]]:
+    asked: Sequence[PlainAnswer], drafters: Sequence[str], lengths: Sequence[int]
+) -> tuple[list[PlainAnswer], list[Choice]]:
     """Each drafter with each draft length, each request at least twice, with another drafter each time if it can be."""
     many = len(drafters)
     pairs: list[tuple[int, int]] = []  # of a request and a drafter

@@ -1,4 +1,4 @@
-"""Faults of recurrent layers, planted in the code that runs: their states have swallowed what does not stand.
+"""Faults of recurrent layers, planted in the code that runs: their states have absorbed what does not stand.
 
 Each is made of the function that it replaces, and notes where it changes something: a bundle may give it no occasion.
 """
@@ -19,7 +19,7 @@ Note = Callable[[str], None]
 
 
 def with_one_too_many(begin: Any, note: Note) -> Any:
-    """A token that fell is swallowed with those that stand."""
+    """A token that fell is absorbed with those that stand."""
 
     def faulty(self: Recurrence, step: Step, first: int = 0) -> Step:
         found: Step = begin(self, step, first)
@@ -39,7 +39,7 @@ def with_one_too_many(begin: Any, note: Note) -> Any:
 
 
 def with_padding(read: Any, note: Note) -> Any:
-    """A row that is read beside a longer one swallows as much."""
+    """A row that is read beside a longer one absorbs as much."""
 
     def faulty(self: Recurrence, step: Step, first: int, tokens: Any) -> Step:
         width = step.inputs["input_ids"].shape[1]
@@ -82,7 +82,7 @@ def left_behind(move: Any, note: Note) -> Any:
 
 
 def older(restore: Any, note: Note) -> Any:
-    """A row begins with kept blocks, but as if it had swallowed nothing."""
+    """A row begins with kept blocks, but as if it had absorbed nothing."""
 
     def faulty(self: Snapshots, row: int, block: int) -> None:
         note("a prefix was found")
@@ -91,9 +91,9 @@ def older(restore: Any, note: Note) -> Any:
 
 
 STATE_FAULTS: dict[str, tuple[type, str, Callable[[Any, Note], Any]]] = {
-    "token that fell swallowed": (Recurrence, "begin", with_one_too_many),
-    "padding swallowed": (Recurrence, "read", with_padding),
-    "path of a tree swallowed out of order": (Recurrence, "straighten", out_of_order),
+    "token that fell absorbed": (Recurrence, "begin", with_one_too_many),
+    "padding absorbed": (Recurrence, "read", with_padding),
+    "path of a tree absorbed out of order": (Recurrence, "straighten", out_of_order),
     "states left behind when a row moves": (RowCache, "move", left_behind),
     "prefix found with older states": (Snapshots, "restore", older),
 }

@@ -142,7 +142,7 @@ def shapes(decoder: Decoder, drafter: str) -> list[Choice]:
 
 def takes_trees(params: SamplingParams) -> bool:
     """Whether a request can be given more than a line."""
-    return all(one.reads_trees or not one.reads_ahead for one in FILTERS if one.active(params))
+    return all(one.reads_trees or not one.reads_proposals for one in FILTERS if one.active(params))
 
 
 def width(drafter: str, draft_length: DraftLength, otherwise: int) -> int:

@@ -41,12 +41,12 @@ def run(arguments: argparse.Namespace) -> int:
     given_template(arguments)
     params = sampling_params(arguments)
     with open_decoder(arguments, max_batch=1, prefix_bytes=KEPT_BYTES) as decoder:
-        template, told = template_of(arguments, decoder), beginning(arguments)
+        template, conversation = template_of(arguments, decoder), beginning(arguments)
         for line in _lines():
-            told.append({"role": "user", "content": line})
+            conversation.append({"role": "user", "content": line})
             with _no_typing():
-                output = _answer(decoder, template.encode(told), params, arguments)
-            told.append({"role": "assistant", "content": output.text})
+                output = _answer(decoder, template.encode(conversation), params, arguments)
+            conversation.append({"role": "assistant", "content": output.text})
     if params.lenient:
         say(lossy(params.lenience))
     return 0

@@ -13,7 +13,7 @@ from ssl import SSLContext
 from typing import TYPE_CHECKING, Any
 
 from ...engines import Bundle, EngineError, RequestError
-from ...runtime.acceptance.parameters import RULES, Parameters
+from ...runtime.acceptance.parameter_fields import RULES, ParameterFields
 from ...runtime.acceptance.ranges import refuse_out_of_range
 from ..console import say
 from ..extras import install_command
@@ -246,7 +246,7 @@ def _refuse_recommended(arguments: argparse.Namespace) -> None:
                 f"checkpoint {arguments.model} has no generation_config.json that recommends a sampling; leave "
                 "--generation-config out"
             )
-        refuse_out_of_range(Parameters(**found))
+        refuse_out_of_range(ParameterFields(**found))
 
 
 def _is_bundle(arguments: argparse.Namespace) -> bool:
@@ -293,7 +293,7 @@ def _recommended(bundle: Bundle) -> dict[str, Any]:
             "kept; export it again, or leave --generation-config out"
         )
     found: dict[str, Any] = dict(bundle.tokenizer.sampling)
-    refuse_out_of_range(Parameters(**found))  # now, and not with every request
+    refuse_out_of_range(ParameterFields(**found))  # now, and not with every request
     return found
 
 

@@ -16,7 +16,7 @@ from dynamo.llm.exceptions import EngineShutdown, InvalidArgument
 from ...engines import BLOCK_TOKENS, RequestError
 from ...runtime import Decoder, Piece
 from ...runtime.memory.prefixes import Block
-from ..serving.stepper import Flight, Stepper
+from ..serving.stepper import RequestGroup, Stepper
 from ..serving.tokens import Spelling
 from .requests import chunk_of, submission_of
 
@@ -34,7 +34,7 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # it has no types here
         self._decoder, self._arguments = decoder, arguments
         self._spelling = Spelling(decoder.tokenizer, decoder.bundle.tokenizer_file)
         self._stepper = Stepper(decoder, MOST_WAITING, on_end=lambda ticket: None)
-        self._under_way: dict[Flight, Any] = {}  # with the context of each
+        self._under_way: dict[RequestGroup, Any] = {}  # with the context of each
         self._idle = asyncio.Event()  # nothing is under way
         self._idle.set()
         self._ends = False
@@ -67,17 +67,17 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # it has no types here
             return
         try:
             wanted = submission_of(request, context.id(), self._arguments.rule, self._decoder.bundle.max_length)
-            flight = self._stepper.submit([wanted], every_round=True)
+            group = self._stepper.submit([wanted], every_round=True)
         except RequestError as error:
             raise InvalidArgument(str(error)) from error
-        self._under_way[flight] = context
+        self._under_way[group] = context
         self._idle.clear()
-        [ours] = flight.requests
+        [ours] = group.requests
         exact = wanted.params.greedy or wanted.params.rule == "coupled"
         pieces: list[Piece] = []
         try:
             while not ours.finished:
-                for _, new, _ in await flight.progress():
+                for _, new, _ in await group.progress():
                     pieces += new
                 # Another worker must neither miss half a stop string nor draw again what was held back.
                 if pieces and not ours.finished and (pieces[-1].settled or not exact):
@@ -88,15 +88,15 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # it has no types here
                 raise EngineShutdown("this worker ends; another one goes on")
             yield chunk_of([*pieces, *ours.take()], self._spelling) | {"finish_reason": ours.finish_reason}
         finally:
-            del self._under_way[flight]
-            flight.cancel()
+            del self._under_way[group]
+            group.cancel()
             if not self._under_way:
                 self._idle.set()
 
     async def abort(self, context: Any) -> None:
-        for flight, own in self._under_way.items():
+        for group, own in self._under_way.items():
             if own.is_stopped() or own.is_killed():
-                flight.cancel()
+                group.cancel()
 
     async def health_check_payload(self) -> Any:
         """A request that a worker in good health answers at once."""
@@ -112,8 +112,8 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # it has no types here
         """Finish what is under way, and leave what takes too long to other workers."""
         await self._until_idle(self._arguments.drain_seconds)
         self._ends = True
-        for flight in self._under_way:
-            flight.cancel()
+        for group in self._under_way:
+            group.cancel()
         await self._until_idle(LINGER_SECONDS)
         await self._stepper.close()
         self._decoder.prefixes.watcher = None

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...engines import EngineError
-from ...runtime.acceptance.parameters import RULES
+from ...runtime.acceptance.parameter_fields import RULES
 from ..extras import install_command
 from ..flags.engine import add_engine_flags, open_decoder
 from ..flags.limits import add_limit_flags, seconds

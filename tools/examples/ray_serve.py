@@ -22,15 +22,15 @@ class Replica:
     async def complete(self, prompt: list[int], **params: Any) -> AsyncIterator[list[int]]:
         if not self.stepper.alive:
             self.stepper.start()
-        flight = self.stepper.submit([Submission(prompt, SamplingParams(**params))], every_round=True)
+        group = self.stepper.submit([Submission(prompt, SamplingParams(**params))], every_round=True)
         try:
             ended = False
             while not ended:
-                [(_, pieces, ended)] = await flight.progress()
+                [(_, pieces, ended)] = await group.progress()
                 yield [token for piece in pieces for token in piece.token_ids]
-            flight.output(0)  # raises what ended it before its time
+            group.output(0)  # raises what ended it before its time
         finally:
-            flight.cancel()
+            group.cancel()
 
     def check_health(self) -> None:
         assert self.stepper.alive or not self.stepper.tickets, "the thread that steps has ended"

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from ...engines import EngineError, RequestError
-from ...runtime.acceptance.parameters import Parameters
+from ...runtime.acceptance.parameter_fields import ParameterFields
 from ..extras import install_command, installed
 
 PEERS = {"hf": "transformers", "openvino": "OpenVINO GenAI"}
@@ -40,7 +40,7 @@ def _openvino_models(arguments: argparse.Namespace, drafter: str) -> dict[str, P
     _require_package(arguments, "openvino-genai", "compare")
     made = "the bundle's models as `optimum-cli export openvino` makes them"
     named = _named(arguments, drafter, OPENVINO_FLAGS, made, DRAFTED)
-    if temperature := getattr(arguments, "temperature", Parameters.temperature):
+    if temperature := getattr(arguments, "temperature", ParameterFields.temperature):
         raise RequestError(
             f"--temperature is {temperature:g}, but OpenVINO GenAI is compared on greedy text, which must be the same; "
             "use 0"

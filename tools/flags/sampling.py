@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from ...runtime.acceptance.parameters import HELP, Parameters
+from ...runtime.acceptance.parameter_fields import HELP, ParameterFields
 from ...runtime.acceptance.ranges import refuse_out_of_range
 from ...runtime.grammars.grammar import Grammar
 from ..text_files import read_text
@@ -23,8 +23,8 @@ MOST_DIGITS = 18  # of a count; int() refuses thousands of them with a traceback
 
 def add_sampling_flags(parser: argparse.ArgumentParser, only: Collection[str] = tuple(HELP), **defaults: Any) -> None:
     """A flag that is absent leaves no attribute unless `defaults` has one, so that SamplingParams keeps its own."""
-    types = get_type_hints(Parameters)
-    for field in fields(Parameters):
+    types = get_type_hints(ParameterFields)
+    for field in fields(ParameterFields):
         if field.name in only:
             form = FORMS[types[field.name]]
             help_text = HELP[field.name] + ("; may be repeated" if form.get("action") == "append" else "")
@@ -65,11 +65,11 @@ def sampling_params(arguments: argparse.Namespace, **fixed: Any) -> "SamplingPar
 
 def refuse_sampling(arguments: argparse.Namespace, **fixed: Any) -> None:
     """Refuse what `sampling_params` would refuse in any bundle."""
-    refuse_out_of_range(Parameters(**_given(arguments) | fixed))
+    refuse_out_of_range(ParameterFields(**_given(arguments) | fixed))
 
 
 def _given(arguments: argparse.Namespace) -> dict[str, Any]:
-    names = {field.name for field in fields(Parameters)}
+    names = {field.name for field in fields(ParameterFields)}
     given = {name: value for name, value in vars(arguments).items() if name in names}
     for name in ("logit_bias", "extra"):
         if name in given:

@@ -20,7 +20,7 @@ CLAIMS = {
     "rounds, so that either may win",
     "semantics": "stop rules, penalties, filters and log-probabilities mean what they mean without speculation",
     "rollback": "after rejected proposals, in lines, combs and trees, the caches hold what they would hold had nothing "
-    "been proposed, and recurrent layers have swallowed just that, also of prompts that are read side by side or found "
+    "been proposed, and recurrent layers have absorbed just that, also of prompts that are read side by side or found "
     "kept; what is planted in these must be caught",
     "distribution": "sampled tokens are distributed as the target's own (χ² against exact probabilities, or, of trees "
     "under rule coupled, each sample against what exact scores and its seed's noise say). A case runs in the engine "

@@ -98,7 +98,7 @@ def distillation_loss(draft: Any, target: Any, reverse: bool = False) -> Loss:
 def what_others_miss(p: Tensor, earlier: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Return what is left of p [B, T, V] where all proposals of `earlier` drafts fail, drawn from these q.
 
-    Also return how likely that is [B, T]. This is the law that one more draft's proposal is tested against.
+    Also return how likely that is [B, T]. This is the distribution that one more draft's proposal is tested against.
     """
     chance = torch.ones_like(p[..., 0])
     for q in earlier:
@@ -110,7 +110,7 @@ def what_others_miss(p: Tensor, earlier: Sequence[Tensor]) -> tuple[Tensor, Tens
 
 
 def boosted_loss(draft: Any, target: Any, earlier: Sequence[Any]) -> Loss:
-    """KL of what earlier drafts leave of the target's law, as often as they fail, and of that law itself at times.
+    """KL of what earlier drafts leave of the target's distribution, as often as they fail; at times, of all of it.
 
     A draft that knew only what the others miss would fall out of step with the text before it comes to that.
     """

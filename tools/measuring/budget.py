@@ -32,7 +32,7 @@ def run_parts(
     """Run the parts that fit, show each row when it is known, and `then` clean up; one that fails stops no other."""
     ends = monotonic() + seconds
     for part in parts:
-        insist()  # a signal that a library has swallowed ends all parts
+        insist()  # a signal that a library has suppressed ends all parts
         left = ends - monotonic()
         if left < part.seconds:
             yield part, Done(left_out=f"it takes {part.seconds:.0f} s, and {max(0.0, left):.0f} are left")

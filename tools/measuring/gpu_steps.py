@@ -101,7 +101,7 @@ def count_round(
     params = [SamplingParams(temperature=0)] * batch
     share = Share.of(line(draft_length), usual_drafter(bundle))
     plan = make_plan(params, [share] * batch, drafters, vocab_size=vocab_size, traced=False)
-    plan = replace(plan, live=min(entries, bundle.capacity))
+    plan = replace(plan, entries_read=min(entries, bundle.capacity))
     frame, rows, clock = Frame(plan, target), rows.view(batch), Clock(rows.length.device)
     launches = Launches(LAUNCHES)
     with torch.no_grad():

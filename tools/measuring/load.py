@@ -36,7 +36,7 @@ PERCENTILES = (50, 90, 99)
 
 
 @dataclass
-class Asked:
+class ClientRequest:
     """One request as its client saw it; times are seconds since the load began."""
 
     prompt: int  # which of the prompts
@@ -72,21 +72,21 @@ class Load:
         self._arguments, self._prompts = arguments, prompts
         self._began = 0.0
 
-    async def run(self) -> list[Asked]:
+    async def run(self) -> list[ClientRequest]:
         """Let requests arrive for the given time, and wait for all answers."""
         choose, places = random.Random(self._arguments.seed), asyncio.Semaphore(self._arguments.clients)
         self._began, due = perf_counter(), 0.0
-        under_way: list[asyncio.Task[Asked]] = []
+        under_way: list[asyncio.Task[ClientRequest]] = []
         while (due := due + choose.expovariate(self._arguments.rate)) < self._arguments.seconds:
             await asyncio.sleep(max(0.0, due - self._now()))
-            one = Asked(choose.randrange(len(self._prompts)), self._now())
+            one = ClientRequest(choose.randrange(len(self._prompts)), self._now())
             under_way.append(asyncio.create_task(self._ask(one, places)))
         return list(await asyncio.gather(*under_way))
 
     def _now(self) -> float:
         return perf_counter() - self._began
 
-    async def _ask(self, one: Asked, places: asyncio.Semaphore) -> Asked:
+    async def _ask(self, one: ClientRequest, places: asyncio.Semaphore) -> ClientRequest:
         async with places:
             try:
                 async with asyncio.timeout(self._arguments.patience):
@@ -95,7 +95,7 @@ class Load:
                 one.error = f"{type(error).__name__}: {error}"
         return one
 
-    async def _stream(self, one: Asked) -> None:
+    async def _stream(self, one: ClientRequest) -> None:
         body = {
             "prompt": self._prompts[one.prompt],
             "max_tokens": self._arguments.max_tokens,
@@ -126,7 +126,7 @@ class Load:
         finally:
             writer.close()
 
-    def _note(self, one: Asked, event: dict[str, Any]) -> None:
+    def _note(self, one: ClientRequest, event: dict[str, Any]) -> None:
         if "error" in event:
             one.error = event["error"]["message"]
         for choice in event.get("choices", ()):
@@ -151,7 +151,7 @@ async def events(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]]:
     raise ValueError("the stream ended before [DONE]")
 
 
-def figures(asked: Sequence[Asked], arguments: argparse.Namespace) -> dict[str, Any]:
+def figures(asked: Sequence[ClientRequest], arguments: argparse.Namespace) -> dict[str, Any]:
     """Put into numbers what the clients saw."""
     whole = [one for one in asked if one.whole]
     if not whole:
@@ -177,7 +177,7 @@ def figures(asked: Sequence[Asked], arguments: argparse.Namespace) -> dict[str, 
     }
 
 
-def wrong_texts(bundle: Path, asked: Sequence[Asked], prompts: Sequence[Any], max_tokens: int) -> int:
+def wrong_texts(bundle: Path, asked: Sequence[ClientRequest], prompts: Sequence[Any], max_tokens: int) -> int:
     """Count the answers that differ from what the bundle writes alone without speculation."""
     with Decoder.open(bundle, max_batch=1) as decoder:
         params = SamplingParams(max_new_tokens=max_tokens)

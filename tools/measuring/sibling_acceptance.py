@@ -24,12 +24,12 @@ def sibling_acceptance(target: Tensor, draft: Tensor, temperature: float, most: 
     for ours, theirs in zip(torch.split(target, ROWS), torch.split(draft, ROWS), strict=True):
         p, q = ((logits.double() / temperature).softmax(-1) for logits in (ours, theirs))
         for _ in range(DRAWS):
-            law, left, failed = p, q, torch.ones(len(p), dtype=torch.float64)
+            distribution, left, failed = p, q, torch.ones(len(p), dtype=torch.float64)
             for rank in range(most + 1):
-                stands = torch.minimum(law, left).sum(-1)
+                stands = torch.minimum(distribution, left).sum(-1)
                 total[rank] += (failed * stands).sum()
                 failed = failed * (1 - stands)
                 u = torch.rand(len(p), 1, generator=random, dtype=torch.float64)
-                fallen = inverse_cdf((left - law).relu(), u).clamp_(max=vocab - 1)
-                law, left = what_is_left(law, left), without(left, fallen)
+                fallen = inverse_cdf((left - distribution).relu(), u).clamp_(max=vocab - 1)
+                distribution, left = what_is_left(distribution, left), without(left, fallen)
     return (total[1:] / (DRAWS * len(target))).tolist()

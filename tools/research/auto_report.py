@@ -22,7 +22,7 @@ from typing import Any
 
 from ...engines import RequestError
 from ...runtime import Decoder, SamplingParams
-from ...runtime.acceptance.parameters import RULES
+from ...runtime.acceptance.parameter_fields import RULES
 from ...runtime.drafters import DRAFTERS
 from ...runtime.scheduling.intake import Prompt
 from ...runtime.state.asked import AUTO, MIXED, DraftLength

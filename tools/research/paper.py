@@ -2,10 +2,10 @@
 
     python -m trt_spec.tools.research.paper --work DIR [--json OUT] [--processor-time]
 
-As there α is the mean of Σ min(p, q) on tokens that the target itself says, at temperature 0 between laws that are all
-on one token. Unigrams and bigrams are counted on the standard library: its sources for pycode, its docstrings for the
-telegrams. Speeds are those of the shipped T5 behind telegrams that it has not learned from, its decoder deepened by
-layers that add nothing: the texts and α are its own, the cost that of a larger model. Settings take turns.
+As there α is the mean of Σ min(p, q) on tokens that the target itself says, at temperature 0 between distributions that
+are all on one token. Unigrams and bigrams are counted on the standard library: its sources for pycode, its docstrings
+for the telegrams. Speeds are those of the shipped T5 behind telegrams that it has not learned from, its decoder
+deepened by layers that add nothing: the texts and α are its own, the cost that of a larger model. Settings take turns.
 
 `paper_report` shows what this wrote last, beside the paper's tables.
 """
@@ -96,11 +96,11 @@ def measure_alphas(
         p, q = (torch.cat([_logits(model, one) for one in texts_said]) for model in models)
         before = [token for one in texts_said for token in (one.after[-1], *one.text[:-1])]
         follows = torch.stack([bigram.after(token) for token in before]).log()
-        laws = {"unigram": unigram.log().expand_as(p), "bigram": follows, names[1]: q}
-        for draft, law in laws.items():
-            alphas[draft].append(rounded(overlap(p, law, temperature)))
+        distributions = {"unigram": unigram.log().expand_as(p), "bigram": follows, names[1]: q}
+        for draft, distribution in distributions.items():
+            alphas[draft].append(rounded(overlap(p, distribution, temperature)))
             if temperature == 1:
-                both = p.softmax(-1), law.softmax(-1)
+                both = p.softmax(-1), distribution.softmax(-1)
                 lenient[draft] = [rounded(lenient_overlap(*both, lenience)) for lenience in LENIENCES]
     return {
         "alphas": [[names[0], draft, *each] for draft, each in alphas.items()],
@@ -121,7 +121,7 @@ def _logits(model: Any, said: Said) -> Tensor:
 
 
 def lenient_overlap(p: Tensor, q: Tensor, lenience: float) -> float:
-    """Return the mean α(l) of these laws [L, V]."""
+    """Return the mean α(l) of these distributions [L, V]."""
     return float(torch.minimum(p / lenience, q).sum(-1).mean())
 
 

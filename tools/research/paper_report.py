@@ -75,9 +75,10 @@ The formula takes the pass that verifies for one step. A CPU has no arithmetic t
 what the host does for a round is saved with the rounds. Other work shared the machine, so that v and c differ from
 run to run."""
 WHY_ALPHA = """\
-Our targets are tiny. One that is unsure, as on Python, has a flat law at temperature 1, and even a unigram overlaps
-with that. Both T5 are kin, since one began as the other, so that α is higher than the paper's; on long sentences,
-which the speeds above are of, they agree less. N-grams were counted on sources and docstrings of the standard
+Our targets are tiny. One that is unsure, as on Python, has a flat distribution at temperature 1, and even a unigram
+overlaps with that. Both T5 are kin, since one began as the other, so that α is higher than the paper's; on long
+sentences, which the speeds above are of, they agree less. N-grams were counted on sources and docstrings of the
+standard
 library, and α on 1,300 to 1,800 tokens a row, where the paper has 10,000."""
 
 

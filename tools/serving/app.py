@@ -20,7 +20,7 @@ from .answers import ModelList, Prompt, Status, Tokens, Version
 from .bodies import DetokenizeBody, TokenizeBody
 from .chat import apply_template, chat, count_chat, prompt_of
 from .completions import complete
-from .delivery import error_response, json_response, told
+from .delivery import client_error, error_response, json_response
 from .errors import ApiError
 from .guard import BodyLimit, Entrance, Failures
 from .keys import Keys
@@ -203,7 +203,7 @@ async def refused(request: Request, error: Exception) -> Response:
 
 
 async def failed(request: Request, error: Exception) -> Response:
-    problem = told(error)
+    problem = client_error(error)
     note(request.scope, error=problem)
     return error_response(problem, request.scope)
 

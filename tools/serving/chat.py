@@ -16,11 +16,11 @@ from .bodies import ApplyTemplateBody, ChatBody, Message
 from .choices import ChoiceWriter, reason_of
 from .delivery import delivery_of, encode, json_response
 from .errors import ApiError
-from .formats import Asked, format_of
+from .formats import RequestedGrammar, format_of
 from .guard import caller_of
 from .reasoning import ReasoningReader, has_begun
 from .service import Service, body_of
-from .stepper import Flight
+from .stepper import RequestGroup
 from .templates import ChatTemplate, Ending
 from .tokens import chat_logprobs
 from .tool_calls import Reader, Toolbox, arguments_of, joined, message_of, shown
@@ -81,7 +81,7 @@ class Conversation(NamedTuple):
     """Messages as the model reads them, what its answers have to be, and how they are read."""
 
     prompt: list[int]
-    asked: Asked | None
+    asked: RequestedGrammar | None
     reader: Callable[[], Reader]
 
 
@@ -90,8 +90,8 @@ async def chat(request: HttpRequest) -> Response:
     body = await body_of(request, ChatBody)
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs says how many log-probabilities, but logprobs is not true", "top_logprobs")
-    flight, conversation = await converse(request, service, body)
-    return delivery_of(flight, ChatWriter(service, body, conversation), service, stream=body.stream, each=body.n or 1)
+    group, conversation = await converse(request, service, body)
+    return delivery_of(group, ChatWriter(service, body, conversation), service, stream=body.stream, each=body.n or 1)
 
 
 async def count_chat(request: HttpRequest) -> Response:
@@ -102,7 +102,7 @@ async def count_chat(request: HttpRequest) -> Response:
     return json_response(InputTokens(len((await conversation_of(service, body, service.most_counted)).prompt)))
 
 
-async def converse(request: HttpRequest, service: Service, body: ChatBody) -> tuple[Flight, Conversation]:
+async def converse(request: HttpRequest, service: Service, body: ChatBody) -> tuple[RequestGroup, Conversation]:
     """Let the model answer messages, whatever API they came by."""
     service.require_model(body.model)
     service.stepper.refuse_if_full(body.n or 1)
@@ -134,7 +134,7 @@ async def conversation_of(service: Service, body: ChatBody, most: int) -> Conver
         return Conversation(prompt, asked, tools.reader)
     begun = has_begun(service.decoder.tokenizer.decode(prompt[-END_TOKENS:], skip_special_tokens=False), marks)
     if asked is not None:
-        asked = Asked(asked.field, asked.grammar.behind_reasoning(marks, begun))
+        asked = RequestedGrammar(asked.field, asked.grammar.behind_reasoning(marks, begun))
     return Conversation(prompt, asked, lambda: ReasoningReader(tools.reader(), marks, begun))
 
 

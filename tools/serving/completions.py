@@ -119,11 +119,11 @@ async def complete(request: HttpRequest) -> Response:
         logprobs=body.logprobs,
         prompt_logprobs=of_prompt,
     )
-    flight = service.stepper.submit(wanted, every_round=bool(body.stream))
+    group = service.stepper.submit(wanted, every_round=bool(body.stream))
     shown = prompts if body.truncate_prompt_tokens is None else read
     echoes = [text_of(one, service) for one in shown] if body.echo else []  # of tokens that the decoder has checked
     writer = CompletionWriter(service, body, echoes, read)
-    return delivery_of(flight, writer, service, stream=body.stream, each=body.n or 1)
+    return delivery_of(group, writer, service, stream=body.stream, each=body.n or 1)
 
 
 def text_of(prompt: str | list[int], service: Service) -> str:

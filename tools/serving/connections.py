@@ -27,7 +27,7 @@ PART_SECONDS = 1e-3  # since others wait for about so long
 TAKING = "TAKING"  # a state beside those of h11: the client has an answer to take, and does not
 WANTED_FILES = 2**16
 OTHER_FILES = 64  # of the process: graphs, logs, a few sockets
-TOLD_SECONDS = 60.0  # between two words about too many connections
+WARNED_SECONDS = 60.0  # between two words about too many connections
 
 
 def raise_file_limit() -> int:
@@ -45,7 +45,7 @@ class Connection(H11Protocol):
     most = WANTED_FILES
     tls: SSLContext | None = None
     _timer: asyncio.TimerHandle
-    _told = -TOLD_SECONDS
+    _warned = -WARNED_SECONDS
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         if self.transport is not None:  # it is made again, behind TLS
@@ -150,8 +150,8 @@ class Connection(H11Protocol):
 
     def _make_room(self) -> None:
         kind = type(self)
-        if time.monotonic() - kind._told >= TOLD_SECONDS:
-            kind._told = time.monotonic()
+        if time.monotonic() - kind._warned >= WARNED_SECONDS:
+            kind._warned = time.monotonic()
             log.warning(
                 "there are more than %d connections, as many as files may be open (ulimit -n): those that let the "
                 "server wait are closed",

@@ -18,7 +18,7 @@ from .access_log import note
 from .answers import CompletionDetails, PromptDetails, Usage
 from .errors import ApiError, api_error
 from .service import Service
-from .stepper import Flight
+from .stepper import RequestGroup
 
 log = logging.getLogger(__name__)
 encode = msgspec.json.encode
@@ -66,13 +66,13 @@ def error_response(error: ApiError, scope: Scope) -> Response:
     return json_response(error.answer_to(scope["path"]), error.status, error.headers)
 
 
-def total_usage(flight: Flight, outputs: Sequence[Output], each: int) -> Usage:
+def total_usage(group: RequestGroup, outputs: Sequence[Output], each: int) -> Usage:
     """Count what was read and written; of every `each` outputs the prompt is the same and counts once."""
     read = sum(output.usage.prompt_tokens for output in outputs[::each])
     written = sum(output.usage.completion_tokens for output in outputs)
     cached = sum(output.usage.cached_tokens for output in outputs[::each])
     usage = Usage(read, written, read + written, PromptDetails(cached))
-    if any(request.prediction for request in flight.requests):
+    if any(request.prediction for request in group.requests):
         stood = sum(output.speculation.accepted for output in outputs)
         proposed = sum(output.speculation.proposed for output in outputs)
         usage.completion_tokens_details = CompletionDetails(stood, proposed - stood)
@@ -88,27 +88,27 @@ async def until_gone(receive: Receive) -> None:
 class WholeAnswer(Response):
     """An answer in one piece; a client that goes away frees its rows."""
 
-    def __init__(self, flight: Flight, writer: Writer, each: int) -> None:
+    def __init__(self, group: RequestGroup, writer: Writer, each: int) -> None:
         self.background: BackgroundTask | None = None
-        self._flight, self._writer, self._each = flight, writer, each
+        self._group, self._writer, self._each = group, writer, each
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            if await first_of(self._flight.ended(), until_gone(receive)):
-                tokens = sum(len(one.token_ids) + len(one.prompt_logprobs) for one in self._flight.requests)
+            if await first_of(self._group.ended(), until_gone(receive)):
+                tokens = sum(len(one.token_ids) + len(one.prompt_logprobs) for one in self._group.requests)
                 many = tokens > MANY_TOKENS
                 response = await run_in_threadpool(self._answer, scope) if many else self._answer(scope)
             else:
                 response = Response(status_code=CLIENT_GONE)
         except Exception as error:  # the client learns of a bug, too, and the log all of it
-            response = error_response(told(error), scope)
+            response = error_response(client_error(error), scope)
         finally:
-            self._flight.cancel()
+            self._group.cancel()
         await response(scope, receive, send)
 
     def _answer(self, scope: Scope) -> Response:
-        outputs = [self._flight.output(index) for index in range(len(self._flight.tickets))]
-        usage = total_usage(self._flight, outputs, self._each)
+        outputs = [self._group.output(index) for index in range(len(self._group.tickets))]
+        usage = total_usage(self._group, outputs, self._each)
         note(scope, usage, outputs)
         return json_response(self._writer.whole(outputs, usage))
 
@@ -116,9 +116,9 @@ class WholeAnswer(Response):
 class Stream(Response):
     """An answer as server-sent events, when there is news; a client that goes away frees its rows within a round."""
 
-    def __init__(self, service: Service, flight: Flight, writer: Writer, each: int) -> None:
+    def __init__(self, service: Service, group: RequestGroup, writer: Writer, each: int) -> None:
         self.background: BackgroundTask | None = None
-        self._service, self._flight, self._writer, self._each = service, flight, writer, each
+        self._service, self._group, self._writer, self._each = service, group, writer, each
         self._unsent = b""  # events
         self._begun = False
 
@@ -127,23 +127,23 @@ class Stream(Response):
             await send(events_start())
             await first_of(self._send_all(scope, send), until_gone(receive))
         finally:
-            self._flight.cancel()
+            self._group.cancel()
 
     async def _send_all(self, scope: Scope, send: Send) -> None:
-        flight, ended = self._flight, dict[int, Output]()
+        group, ended = self._group, dict[int, Output]()
         try:
-            if events := self._writer.opening(flight.requests):
+            if events := self._writer.opening(group.requests):
                 await send(part(events))
-            with Silence(self._service.keep_alive_seconds, flight.wake) as silence:
+            with Silence(self._service.keep_alive_seconds, group.wake) as silence:
                 while True:
-                    progress = await flight.progress()
+                    progress = await group.progress()
                     if self._new_tokens(progress) > MANY_TOKENS:
                         await run_in_threadpool(self._gather, progress, ended)
                     else:
                         self._gather(progress, ended)
                     if self._unsent:
                         self._service.metrics.between_chunks.observe(silence.end())
-                    if len(ended) == len(flight.tickets):
+                    if len(ended) == len(group.tickets):
                         break  # the last events go out together with the end, since each sending is a system call
                     if self._unsent:
                         events, self._unsent = self._unsent, b""
@@ -155,7 +155,7 @@ class Stream(Response):
         except OSError:  # the client has gone
             return
         except Exception as error:  # as above
-            problem = told(error)
+            problem = client_error(error)
             note(scope, error=problem)
             end = self._writer.failure(problem)
         await send(part(self._unsent + end, more=False))
@@ -163,7 +163,7 @@ class Stream(Response):
     def _new_tokens(self, progress: Sequence[tuple[int, list[Piece], bool]]) -> int:
         """Count those that are to be written, and of a prompt that may be echoed with the first."""
         written = sum(len(piece.token_ids) for _, pieces, _ in progress for piece in pieces)
-        echoed = 0 if self._begun else sum(len(request.prompt_logprobs) for request in self._flight.requests)
+        echoed = 0 if self._begun else sum(len(request.prompt_logprobs) for request in self._group.requests)
         self._begun = self._begun or written > 0
         return written + echoed
 
@@ -172,22 +172,24 @@ class Stream(Response):
         for index, pieces, ends in progress:
             if index in ended:
                 continue
-            request = self._flight.tickets[index].request
+            request = self._group.tickets[index].request
             if pieces:
                 self._unsent += self._writer.chunk(index, pieces, request)
             if ends:
-                ended[index] = output = self._flight.output(index)
+                ended[index] = output = self._group.output(index)
                 self._unsent += self._writer.closing(index, output, request)
 
     def _end(self, scope: Scope, outputs: Sequence[Output]) -> bytes:
-        usage = total_usage(self._flight, outputs, self._each)
+        usage = total_usage(self._group, outputs, self._each)
         note(scope, usage, outputs)
         return self._writer.end(outputs, usage)
 
 
-def delivery_of(flight: Flight, writer: Writer, service: Service, *, stream: bool | None, each: int = 1) -> Response:
+def delivery_of(
+    group: RequestGroup, writer: Writer, service: Service, *, stream: bool | None, each: int = 1
+) -> Response:
     """Deliver as a stream or in one piece; of every `each` requests the prompt is the same."""
-    return Stream(service, flight, writer, each) if stream else WholeAnswer(flight, writer, each)
+    return Stream(service, group, writer, each) if stream else WholeAnswer(group, writer, each)
 
 
 def event(answer: Any) -> bytes:
@@ -263,7 +265,7 @@ async def first_of(work: Any, other: Any) -> bool:
                 await task
 
 
-def told(error: Exception) -> ApiError:
+def client_error(error: Exception) -> ApiError:
     """Return what the client is told of an error; the log gets a bug's traceback."""
     problem = api_error(error)
     if problem.status == 500:

@@ -9,14 +9,14 @@ from .bodies import Sampling, StructuredOutputs
 from .tool_calls import Toolbox
 
 
-class Asked(NamedTuple):
+class RequestedGrammar(NamedTuple):
     """A grammar and the field that asks for it."""
 
     field: str
     grammar: Grammar
 
 
-def format_of(body: Sampling, tools: Toolbox | None = None) -> Asked | None:
+def format_of(body: Sampling, tools: Toolbox | None = None) -> RequestedGrammar | None:
     """Return the one grammar that a body asks for: what it has to be, or calls that may be made instead.
 
     Where a call is required no text is left for `response_format`.
@@ -28,10 +28,10 @@ def format_of(body: Sampling, tools: Toolbox | None = None) -> Asked | None:
         raise RequestError(f"{fields[0]} and {fields[1]} both say what the answer is; send one", fields[0])
     answer = asked[0].grammar if asked else None
     grammar = answer if tools is None else tools.grammar(answer)
-    return None if grammar is None else Asked(fields[0] if fields else "tool_choice", grammar)
+    return None if grammar is None else RequestedGrammar(fields[0] if fields else "tool_choice", grammar)
 
 
-def _formats(body: Sampling) -> Iterator[Asked]:
+def _formats(body: Sampling) -> Iterator[RequestedGrammar]:
     makers: dict[str, Any] = {
         "response_format": Grammar.from_response_format,
         "structured_outputs": _structured,
@@ -41,7 +41,7 @@ def _formats(body: Sampling) -> Iterator[Asked]:
     }
     for field, make in makers.items():
         if (value := getattr(body, field, None)) is not None and (grammar := _made(field, make, value)) is not None:
-            yield Asked(field, grammar)
+            yield RequestedGrammar(field, grammar)
 
 
 def _structured(outputs: StructuredOutputs) -> Grammar:

@@ -4,7 +4,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .allowances import Allowances
-from .delivery import error_response, told
+from .delivery import client_error, error_response
 from .errors import ApiError, unavailable
 from .keys import Keys
 
@@ -129,4 +129,4 @@ class Failures:
         except Exception as error:  # whatever it is, the client gets an answer
             if begun or scope["type"] != "http":
                 raise
-            await error_response(told(error), scope)(scope, receive, send)
+            await error_response(client_error(error), scope)(scope, receive, send)

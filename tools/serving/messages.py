@@ -262,9 +262,9 @@ async def answer_messages(request: HttpRequest) -> Response:
     body = await body_of(request, MessagesBody)
     with in_terms_of(NAMES):
         chat = chat_of(body, max_completion_tokens=body.max_tokens, stop=body.stop_sequences)
-        flight, conversation = await converse(request, service, chat)
+        group, conversation = await converse(request, service, chat)
     writer = MessageWriter(conversation.reader(), body.model or service.name)
-    return delivery_of(flight, writer, service, stream=body.stream)
+    return delivery_of(group, writer, service, stream=body.stream)
 
 
 async def count_tokens(request: HttpRequest) -> Response:

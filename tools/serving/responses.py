@@ -50,9 +50,9 @@ async def respond(request: HttpRequest) -> Response:
     service: Service = request.app.state.service
     body = await body_of(request, ResponsesBody)
     with in_terms_of(NAMES):
-        flight, conversation = await converse(request, service, chat_of(body))
-    writer = ResponseWriter(conversation.reader(), body, flight.requests[0].params, service, caller_of(request))
-    return delivery_of(flight, writer, service, stream=body.stream)
+        group, conversation = await converse(request, service, chat_of(body))
+    writer = ResponseWriter(conversation.reader(), body, group.requests[0].params, service, caller_of(request))
+    return delivery_of(group, writer, service, stream=body.stream)
 
 
 async def count_input(request: HttpRequest) -> Response:

@@ -21,7 +21,7 @@ from .answers import ModelCard
 from .bodies import Body, Generation, Sampling, read_body
 from .encoding import Longest
 from .errors import ApiError, in_terms_of
-from .formats import Asked
+from .formats import RequestedGrammar
 from .kept_answers import KeptAnswers
 from .marks import Marks, marks_of
 from .metrics import Metrics
@@ -143,7 +143,7 @@ class Service:
         prompts: Sequence[Sequence[int]],
         max_tokens: int | None,
         caller: str,
-        asked: Asked | None,
+        asked: RequestedGrammar | None,
         source: Sequence[int] | None = None,
         **more: Any,
     ) -> list[Submission]:

@@ -66,7 +66,7 @@ def shares_of(tokenizer: Tokenizer) -> Shares | None:
             longest[sign] = max(longest.get(sign, 0), len(signs))
     of_sign = np.zeros(256 if of_bytes else 0x110000)
     of_sign[list(longest)] = 1 / np.array(list(longest.values()), float)
-    if any(one["lstrip"] or one["rstrip"] for one in spec["added_tokens"]):  # such a token swallows any white space
+    if any(one["lstrip"] or one["rstrip"] for one in spec["added_tokens"]):  # such a token takes any white space
         of_sign[sorted({byte for code in WHITE for byte in chr(code).encode()}) if of_bytes else WHITE] = 0
     return Shares(of_sign, bool(changing))
 

@@ -58,7 +58,7 @@ class Ticket:
         self.context, self.submitted_ns = copy_context(), time.time_ns()  # for traces, which belong to what asked
 
 
-class Flight:
+class RequestGroup:
     """The requests of one client's call, under way together."""
 
     def __init__(self, stepper: "Stepper", tickets: list[Ticket], wake: asyncio.Event) -> None:
@@ -110,8 +110,8 @@ class Stepper:
         self.places: list[str] = []  # the callers of what asks for one request after another, and has not ended
         self._on_end = on_end
         self._progressed: set[Ticket] = set()  # in this step; only the stepping thread touches it
-        self._untold: set[Ticket] = set()
-        self._told = -inf  # when clients were last woken
+        self._unwoken: set[Ticket] = set()
+        self._last_woken = -inf  # when clients were last woken
         self._timer: asyncio.TimerHandle | None = None
         self._work = threading.Event()
         self._closing = False
@@ -182,7 +182,7 @@ class Stepper:
             self.places.remove(caller)
             self._note_the_last()
 
-    def submit(self, wanted: Sequence[Submission], every_round: bool, *, placed: bool = False) -> Flight:
+    def submit(self, wanted: Sequence[Submission], every_round: bool, *, placed: bool = False) -> RequestGroup:
         """Submit requests, all or none; `every_round` tells their client of each round, else only of the end.
 
         They take places, unless they are part of what has a place.
@@ -215,7 +215,7 @@ class Stepper:
             self.cancel(tickets)
             raise
         self._work.set()
-        return Flight(self, tickets, wake)
+        return RequestGroup(self, tickets, wake)
 
     def cancel(self, tickets: Sequence[Ticket]) -> None:
         """End requests: a waiting one at once, a live one within a round."""
@@ -260,14 +260,14 @@ class Stepper:
 
     def _hear(self, tickets: set[Ticket]) -> None:
         """Wake the clients of these requests, now or soon."""
-        self._untold |= tickets
+        self._unwoken |= tickets
         crowded = len(self.tickets) > self.decoder.max_batch
-        wait = self._told + MERGED_SECONDS - time.perf_counter() if crowded else 0.0
+        wait = self._last_woken + MERGED_SECONDS - time.perf_counter() if crowded else 0.0
         if wait <= 0:
             self._tell()
             return
         ended = {ticket for ticket in tickets if ticket.request.finished}
-        self._untold -= ended
+        self._unwoken -= ended
         self._wake(ended)
         if self._timer is None:
             self._timer = self._loop.call_later(wait, self._tell)
@@ -275,8 +275,8 @@ class Stepper:
     def _tell(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self._told = None, time.perf_counter()
-        tickets, self._untold = self._untold, set()
+        self._timer, self._last_woken = None, time.perf_counter()
+        tickets, self._unwoken = self._unwoken, set()
         self._wake(tickets)
 
     def _wake(self, tickets: set[Ticket]) -> None:

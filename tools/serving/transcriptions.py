@@ -22,12 +22,22 @@ from ..sound_files import sound_of
 from ..transcripts import FORMATS, fields_of
 from .access_log import note
 from .answers import PromptDetails, Usage
-from .delivery import CLIENT_GONE, KEEP_ALIVE, error_response, event, events_start, first_of, part, told, until_gone
+from .delivery import (
+    CLIENT_GONE,
+    KEEP_ALIVE,
+    client_error,
+    error_response,
+    event,
+    events_start,
+    first_of,
+    part,
+    until_gone,
+)
 from .errors import ApiError, in_terms_of, unavailable
 from .guard import caller_of
 from .service import LONG_TEXT, Service
 from .sound_forms import read_form
-from .stepper import Flight, Submission
+from .stepper import RequestGroup, Submission
 
 MOST_HOURS = 2.0  # of sound in a form, whose pictures take 115 MB an hour
 MOST_FORMS = 8  # that are written down together
@@ -121,7 +131,7 @@ class Listening:
 
     def __init__(self, service: Service, work: Work, first: Window, caller: str) -> None:
         self._service, self._work, self._asked, self._caller = service, work, first, caller
-        self._flight: Flight | None = None
+        self._group: RequestGroup | None = None
 
     async def next(self) -> Transcript | None:
         """Hear a window; return the whole once there is no more."""
@@ -134,9 +144,9 @@ class Listening:
             self._caller,
             source=asked.source,
         )
-        self._flight = self._service.stepper.submit([wanted], every_round=False, placed=True)
-        await self._flight.ended()
-        output: Output = self._flight.output(0)
+        self._group = self._service.stepper.submit([wanted], every_round=False, placed=True)
+        await self._group.ended()
+        output: Output = self._group.output(0)
         try:
             self._asked = await run_in_threadpool(self._send, output)
         except Heard as heard:
@@ -150,8 +160,8 @@ class Listening:
             raise Heard(ended.value) from None
 
     def cancel(self) -> None:
-        if self._flight is not None:
-            self._flight.cancel()
+        if self._group is not None:
+            self._group.cancel()
 
 
 class Heard(Exception):
@@ -192,7 +202,7 @@ class Whole(Answer):
             else:
                 response = Response(status_code=CLIENT_GONE)
         except Exception as error:  # the client learns of a bug, too, and the log all of it
-            response = error_response(told(error), scope)
+            response = error_response(client_error(error), scope)
         finally:
             self._let_go()
         await response(scope, receive, send)
@@ -224,7 +234,7 @@ class Streamed(Answer):
         except OSError:  # the client has gone
             return
         except Exception as error:  # as above
-            problem = told(error)
+            problem = client_error(error)
             note(scope, error=problem)
             end = event(problem.answer)
         await send(part(end, more=False))

@@ -12,7 +12,7 @@ from .rewriting import Rewriting, fused
 from .trial import computed
 
 MOST_NUMBERS = 1 << 24  # of a table: 131,072 positions with angles for heads of 256 numbers
-TRIALS, BATCH, WIDTH, TOLD = 3, 3, 4, 6
+TRIALS, BATCH, WIDTH, LISTED = 3, 3, 4, 6
 BEYOND = 64  # positions behind the last one
 
 
@@ -42,11 +42,11 @@ def _tables(graph: Rewriting, contract: Contract, values: tuple[str, ...]) -> li
     if whole is None:
         return None
     tables = [each[0].contiguous() for each in whole]
-    told = TOLD if TAILS in contract.capabilities else WIDTH
+    listed = LISTED if TAILS in contract.capabilities else WIDTH
     for seed in range(TRIALS):
         random = torch.Generator().manual_seed(seed)
         start = torch.randint(positions + BEYOND, (BATCH,), generator=random)
-        depths = torch.randint(WIDTH, (BATCH, told), generator=random)
+        depths = torch.randint(WIDTH, (BATCH, listed), generator=random)
         found = _found(graph, values, start, depths, WIDTH)
         place = (start[:, None] + depths[:, -WIDTH:]).clamp(max=positions - 1)
         if found is None or not all(

@@ -18,7 +18,7 @@ from .trial import computed
 
 CALL = ("start", "depths", "ancestors")
 KNOWN = {"is_causal", "scale", "softcap"}  # attributes; the first is always 0
-BATCH, WIDTH, TOLD, SLACK = 3, 4, 6, 64
+BATCH, WIDTH, LISTED, SLACK = 3, 4, 6, 64
 TRIALS = 3
 
 
@@ -65,10 +65,10 @@ def _window(graph: Rewriting, contract: Contract, mask: str) -> int | None:
     numbers = {int(one) for one in constants if one is not None and one.dtype == torch.int64 and one.numel() == 1}
     fitting = [0, *sorted(number for number in numbers if number > 0)]
     capacity = contract.max_length + SLACK
-    told = TOLD if TAILS in contract.capabilities else WIDTH
-    sizes = {"batch": BATCH, "width": WIDTH, "tail": told, "capacity": capacity}
+    listed = LISTED if TAILS in contract.capabilities else WIDTH
+    sizes = {"batch": BATCH, "width": WIDTH, "tail": listed, "capacity": capacity}
     for seed in range(TRIALS):
-        call = _call(seed, told, capacity)
+        call = _call(seed, listed, capacity)
         found = computed(graph, mask, call, sizes)
         if found is None or found.dtype != torch.bool:
             return None
@@ -76,13 +76,13 @@ def _window(graph: Rewriting, contract: Contract, mask: str) -> int | None:
     return fitting[0] if fitting else None
 
 
-def _call(seed: int, told: int, capacity: int) -> dict[str, Tensor]:
+def _call(seed: int, listed: int, capacity: int) -> dict[str, Tensor]:
     """Return a call's inputs: rows at the beginning, in the middle and at the end of a cache, which see any tokens."""
     random = torch.Generator().manual_seed(seed)
     return {
-        "start": torch.tensor([told - WIDTH, capacity // 2, capacity - WIDTH]),
-        "depths": torch.randint(told, (BATCH, told), generator=random) - (told - WIDTH),
-        "ancestors": torch.rand(BATCH, WIDTH, told, generator=random) < 0.5,
+        "start": torch.tensor([listed - WIDTH, capacity // 2, capacity - WIDTH]),
+        "depths": torch.randint(listed, (BATCH, listed), generator=random) - (listed - WIDTH),
+        "ancestors": torch.rand(BATCH, WIDTH, listed, generator=random) < 0.5,
     }
 
 
@@ -94,7 +94,7 @@ def _sinks(graph: Rewriting, contract: Contract, node: Node, product: Node) -> s
     if len(shares) != 1 or memory is None or node.attributes.get("softcap") or "scale" not in node.attributes:
         return None
     random = torch.Generator().manual_seed(0)
-    sizes = {"batch": BATCH, "width": WIDTH, "tail": TOLD, "capacity": SLACK}
+    sizes = {"batch": BATCH, "width": WIDTH, "tail": LISTED, "capacity": SLACK}
     asked = torch.randn(BATCH, contract.heads, WIDTH, int(memory.shape[3]), generator=random)
     keys = torch.randn(BATCH, int(memory.shape[1]), SLACK, int(memory.shape[3]), generator=random)
     asked, keys = asked.to(getattr(torch, contract.dtype)), keys.to(getattr(torch, memory.dtype))

@@ -6,31 +6,33 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ...state.proposal import Ahead
+from ...state.proposal import ProposedTokens
 from ...state.rows import Columns
-from ..parameters import Parameters, told
+from ..parameter_fields import ParameterFields, help_for
 from .filter import Change, wide, widened
 
 
 class Bias(Change):
-    fields: ClassVar = told("logit_bias", "allowed_token_ids")
+    fields: ClassVar = help_for("logit_bias", "allowed_token_ids")
 
-    def active(self, params: Parameters) -> bool:
+    def active(self, params: ParameterFields) -> bool:
         return bool(params.logit_bias or params.allowed_token_ids)
 
     def columns(self, rows: int, vocab_size: int, device: str) -> Columns:
         return {"bias": wide(rows, vocab_size, device)}
 
-    def admit(self, columns: Columns, row: int, params: Parameters, prompt: Sequence[int], vocab_size: int) -> None:
+    def admit(
+        self, columns: Columns, row: int, params: ParameterFields, prompt: Sequence[int], vocab_size: int
+    ) -> None:
         if self.active(params):
             columns["bias"] = widened(columns["bias"], vocab_size)
         fill(columns["bias"][row], params)
 
-    def apply(self, scores: Tensor, columns: Columns, ahead: Ahead | None) -> Tensor:
+    def apply(self, scores: Tensor, columns: Columns, proposed: ProposedTokens | None) -> Tensor:
         return scores + columns["bias"][:, None]
 
 
-def fill(bias: Tensor, params: Parameters) -> None:
+def fill(bias: Tensor, params: ParameterFields) -> None:
     """Write what the request adds to the score of each token [V]."""
     bias[:] = -math.inf if params.allowed_token_ids else 0
     if params.allowed_token_ids:

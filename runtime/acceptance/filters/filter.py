@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from ...state.place import on_host
-from ...state.proposal import Ahead
+from ...state.proposal import ProposedTokens
 from ...state.rows import Columns
-from ..parameters import Parameters
+from ..parameter_fields import ParameterFields
 
 
 class Filter:
@@ -19,15 +19,15 @@ class Filter:
     """
 
     fields: ClassVar[Mapping[str, str]] = {}  # the parameters it reads, each with its help
-    reads_ahead: ClassVar[bool] = False  # whether it depends on the tokens of the same round
+    reads_proposals: ClassVar[bool] = False  # whether it depends on the tokens of the same round
     reads_trees: ClassVar[bool] = False  # if so, whether it knows that they may be a tree; else a request has one line
-    tells: ClassVar[bool] = False  # whether rows that need it tell log-probs of what it and filters before it leave
+    reported: ClassVar[bool] = False  # whether rows that need it tell log-probs of what it and filters before it leave
     on_host: ClassVar[bool] = False  # whether it works on the host in a round, which can then not be recorded
 
-    def check(self, params: Parameters) -> None:
+    def check(self, params: ParameterFields) -> None:
         """Refuse parameters that make no sense, with a `RequestError`."""
 
-    def active(self, params: Parameters) -> bool:
+    def active(self, params: ParameterFields) -> bool:
         """Whether this request needs the filter."""
         raise NotImplementedError
 
@@ -35,7 +35,9 @@ class Filter:
         """Make columns for this many rows, on a GPU in full size: what a recorded round reads must not move."""
         return {}
 
-    def admit(self, columns: Columns, row: int, params: Parameters, prompt: Sequence[int], vocab_size: int) -> None:
+    def admit(
+        self, columns: Columns, row: int, params: ParameterFields, prompt: Sequence[int], vocab_size: int
+    ) -> None:
         """Fill a row for a request that begins in it."""
 
     def commit(self, columns: Columns, tokens: Tensor, accepted: Tensor) -> None:
@@ -45,8 +47,8 @@ class Filter:
 class Change(Filter):
     """A filter that computes new scores."""
 
-    def apply(self, scores: Tensor, columns: Columns, ahead: Ahead | None) -> Tensor:
-        """Return new scores [A, W, V]. `ahead` are tokens of this round, if a filter reads them."""
+    def apply(self, scores: Tensor, columns: Columns, proposed: ProposedTokens | None) -> Tensor:
+        """Return new scores [A, W, V]. `proposed` are tokens of this round, if a filter reads them."""
         raise NotImplementedError
 
 

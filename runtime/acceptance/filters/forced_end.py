@@ -6,10 +6,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...state.proposal import Ahead
+from ...state.proposal import ProposedTokens
 from ...state.rows import Columns
 from ..checks import require, whole
-from ..parameters import Parameters
+from ..parameter_fields import ParameterFields
 from .filter import Change, wide, widened
 from .min_tokens import places_of
 
@@ -20,21 +20,23 @@ class ForcedEnd(Change):
     """The decoder asks for it, in `extra`, where its bundle does; it overrules all that changes scores before it."""
 
     fields: ClassVar = {"forced_end": "the tokens of which one ends an output that becomes as long as it may"}
-    reads_ahead = reads_trees = True
+    reads_proposals = reads_trees = True
 
-    def check(self, params: Parameters) -> None:
+    def check(self, params: ParameterFields) -> None:
         ids = params.extra.get("forced_end", ())
         sound = isinstance(ids, Sequence) and all(whole(one, 0) for one in ids)
         require("forced_end", ids, sound, "a list of token ids")
 
-    def active(self, params: Parameters) -> bool:
+    def active(self, params: ParameterFields) -> bool:
         return bool(params.extra.get("forced_end"))
 
     def columns(self, rows: int, vocab_size: int, device: str) -> Columns:
         counts = {name: torch.zeros(rows, dtype=torch.int64, device=device) for name in ("said_so_far", "last_place")}
         return counts | {"last_tokens": wide(rows, vocab_size, device)}
 
-    def admit(self, columns: Columns, row: int, params: Parameters, prompt: Sequence[int], vocab_size: int) -> None:
+    def admit(
+        self, columns: Columns, row: int, params: ParameterFields, prompt: Sequence[int], vocab_size: int
+    ) -> None:
         columns["said_so_far"][row] = 0
         columns["last_place"][row] = params.max_new_tokens - 1 if self.active(params) else NEVER
         if self.active(params):
@@ -43,9 +45,9 @@ class ForcedEnd(Change):
         if self.active(params):
             columns["last_tokens"][row, list(params.extra["forced_end"])] = 1
 
-    def apply(self, scores: Tensor, columns: Columns, ahead: Ahead | None) -> Tensor:
-        assert ahead is not None
-        before = columns["said_so_far"][:, None] + places_of(scores, ahead)  # [A, W]
+    def apply(self, scores: Tensor, columns: Columns, proposed: ProposedTokens | None) -> Tensor:
+        assert proposed is not None
+        before = columns["said_so_far"][:, None] + places_of(scores, proposed)  # [A, W]
         last = (before == columns["last_place"][:, None])[:, :, None]
         ends = (columns["last_tokens"] > 0)[:, None]
         return scores.masked_fill(last & ends, 0.0).masked_fill(last & ~ends, -torch.inf)

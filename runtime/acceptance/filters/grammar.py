@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ...grammars.guide import ANYTHING, GUIDES, Bits, bytes_for
 from ...state.place import on_host
-from ...state.proposal import Ahead
+from ...state.proposal import ProposedTokens
 from ...state.rows import Columns
-from ..parameters import Parameters, told
+from ..parameter_fields import ParameterFields, help_for
 from .filter import Change
 
 EACH_BIT = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
@@ -21,35 +21,37 @@ HIGHEST = np.where(EACH_BIT, np.float32(np.inf), np.float32(-np.inf))  # [256, 8
 class Allowed(Change):
     """Asks the guide of each row. That is Python on the host, so a round with a grammar is never recorded."""
 
-    fields: ClassVar = told("grammar")
-    reads_ahead = reads_trees = on_host = True
+    fields: ClassVar = help_for("grammar")
+    reads_proposals = reads_trees = on_host = True
 
-    def active(self, params: Parameters) -> bool:
+    def active(self, params: ParameterFields) -> bool:
         return params.grammar is not None
 
     def columns(self, rows: int, vocab_size: int, device: str) -> Columns:
         return {"guide": torch.zeros(rows, dtype=torch.int64)}  # its number, on the host; 0: none
 
-    def admit(self, columns: Columns, row: int, params: Parameters, prompt: Sequence[int], vocab_size: int) -> None:
+    def admit(
+        self, columns: Columns, row: int, params: ParameterFields, prompt: Sequence[int], vocab_size: int
+    ) -> None:
         columns["guide"][row] = 0
 
-    def apply(self, scores: Tensor, columns: Columns, ahead: Ahead | None) -> Tensor:
-        assert ahead is not None
+    def apply(self, scores: Tensor, columns: Columns, proposed: ProposedTokens | None) -> Tensor:
+        assert proposed is not None
         batch, width, vocab_size = scores.shape
-        numbers, tokens, tree = columns["guide"].tolist(), ahead.tokens.tolist(), ahead.tree
+        numbers, tokens, tree = columns["guide"].tolist(), proposed.tokens.tolist(), proposed.tree
         if batch == 1 and tree is None:
             return exclude(scores, GUIDES[numbers[0]].allowed(tokens[0], width)[None])
         bits = np.full((batch, width, bytes_for(vocab_size)), ANYTHING, np.uint8)
         for row, number in enumerate(numbers):
             if number and tree is None:
                 bits[row] = GUIDES[number].allowed(tokens[row], width)
-            elif number and tree is not None and ahead.nodes is None:
+            elif number and tree is not None and proposed.nodes is None:
                 for path in tree.paths(row):
                     said = [tokens[row][node - 1] for node in path]
                     bits[row, [0, *path]] = GUIDES[number].allowed(said, len(path) + 1)
-            elif number and tree is not None and ahead.nodes is not None:
+            elif number and tree is not None and proposed.nodes is not None:
                 parents = tree.parents[row].tolist()
-                for position, node in enumerate(ahead.nodes[row].tolist()):
+                for position, node in enumerate(proposed.nodes[row].tolist()):
                     said = [tokens[row][each - 1] for each in tree.path_to(node, parents)]
                     bits[row, position] = GUIDES[number].allowed(said, 1)
         return exclude(scores, bits)

@@ -7,20 +7,22 @@ import torch
 from torch import Tensor
 
 from ...state.rows import Columns
-from ..parameters import Parameters, told
+from ..parameter_fields import ParameterFields, help_for
 from .filter import Cut
 
 
 class MinP(Cut):
-    fields: ClassVar = told("min_p")
+    fields: ClassVar = help_for("min_p")
 
-    def active(self, params: Parameters) -> bool:
+    def active(self, params: ParameterFields) -> bool:
         return params.filtered and params.min_p > 0
 
     def columns(self, rows: int, vocab_size: int, device: str) -> Columns:
         return {"log_min_p": torch.zeros(rows, device=device)}  # -inf when off
 
-    def admit(self, columns: Columns, row: int, params: Parameters, prompt: Sequence[int], vocab_size: int) -> None:
+    def admit(
+        self, columns: Columns, row: int, params: ParameterFields, prompt: Sequence[int], vocab_size: int
+    ) -> None:
         columns["log_min_p"][row] = torch.tensor(params.min_p).log()
 
     def threshold(self, ordered: Tensor, kept: Tensor, columns: Columns) -> Tensor:

@@ -6,26 +6,28 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...state.proposal import Ahead
+from ...state.proposal import ProposedTokens
 from ...state.rows import Columns
-from ..parameters import Parameters, told
+from ..parameter_fields import ParameterFields, help_for
 from .filter import Change, wide, widened
 
 
 class MinTokens(Change):
     """The decoder adds the end-of-sequence tokens of its bundle to the stop tokens of a request that asks for this."""
 
-    fields: ClassVar = told("min_tokens")
-    reads_ahead = reads_trees = True
+    fields: ClassVar = help_for("min_tokens")
+    reads_proposals = reads_trees = True
 
-    def active(self, params: Parameters) -> bool:
+    def active(self, params: ParameterFields) -> bool:
         return params.min_tokens > 0
 
     def columns(self, rows: int, vocab_size: int, device: str) -> Columns:
         counts = {name: torch.zeros(rows, dtype=torch.int64, device=device) for name in ("tokens_said", "min_tokens")}
         return counts | {"stops": wide(rows, vocab_size, device)}
 
-    def admit(self, columns: Columns, row: int, params: Parameters, prompt: Sequence[int], vocab_size: int) -> None:
+    def admit(
+        self, columns: Columns, row: int, params: ParameterFields, prompt: Sequence[int], vocab_size: int
+    ) -> None:
         columns["tokens_said"][row] = 0
         columns["min_tokens"][row] = params.min_tokens
         if self.active(params):
@@ -34,9 +36,9 @@ class MinTokens(Change):
         if self.active(params):
             columns["stops"][row, list(params.stop_token_ids)] = 1
 
-    def apply(self, scores: Tensor, columns: Columns, ahead: Ahead | None) -> Tensor:
-        assert ahead is not None
-        before = columns["tokens_said"][:, None] + places_of(scores, ahead)  # [A, W]
+    def apply(self, scores: Tensor, columns: Columns, proposed: ProposedTokens | None) -> Tensor:
+        assert proposed is not None
+        before = columns["tokens_said"][:, None] + places_of(scores, proposed)  # [A, W]
         short = before < columns["min_tokens"][:, None]
         return scores.masked_fill(short[:, :, None] & (columns["stops"] > 0)[:, None], -torch.inf)
 
@@ -44,10 +46,10 @@ class MinTokens(Change):
         columns["tokens_said"].add_(accepted).add_(1)
 
 
-def places_of(scores: Tensor, ahead: Ahead) -> Tensor:
+def places_of(scores: Tensor, proposed: ProposedTokens) -> Tensor:
     """Return how many tokens of this round stand before each position: [A, W], or [W] where no row has a tree."""
-    if ahead.tree is None:
-        first = ahead.tokens.shape[1] - (scores.shape[1] - 1)
+    if proposed.tree is None:
+        first = proposed.tokens.shape[1] - (scores.shape[1] - 1)
         return torch.arange(first, first + scores.shape[1], device=scores.device)
-    depths = ahead.tree.depths
-    return depths if ahead.nodes is None else depths.gather(1, ahead.nodes)
+    depths = proposed.tree.depths
+    return depths if proposed.nodes is None else depths.gather(1, proposed.nodes)

@@ -6,17 +6,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...state.proposal import Ahead
+from ...state.proposal import ProposedTokens
 from ...state.rows import Columns
-from ..parameters import Parameters, told
+from ..parameter_fields import ParameterFields, help_for
 from .filter import Change, wide, widened
 
 
 class Penalties(Change):
-    fields: ClassVar = told("repetition_penalty", "presence_penalty", "frequency_penalty")
-    reads_ahead = reads_trees = True
+    fields: ClassVar = help_for("repetition_penalty", "presence_penalty", "frequency_penalty")
+    reads_proposals = reads_trees = True
 
-    def active(self, params: Parameters) -> bool:
+    def active(self, params: ParameterFields) -> bool:
         return params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
 
     def columns(self, rows: int, vocab_size: int, device: str) -> Columns:
@@ -24,7 +24,9 @@ class Penalties(Change):
             name: wide(rows, vocab_size, device) for name in ("prompt_counts", "output_counts")
         }
 
-    def admit(self, columns: Columns, row: int, params: Parameters, prompt: Sequence[int], vocab_size: int) -> None:
+    def admit(
+        self, columns: Columns, row: int, params: ParameterFields, prompt: Sequence[int], vocab_size: int
+    ) -> None:
         columns["repetition"][row] = params.repetition_penalty
         columns["presence"][row] = params.presence_penalty
         columns["frequency"][row] = params.frequency_penalty
@@ -36,10 +38,10 @@ class Penalties(Change):
             counts = torch.zeros(vocab_size).scatter_add_(0, torch.tensor(prompt), torch.ones(len(prompt)))
             columns["prompt_counts"][row] = counts
 
-    def apply(self, scores: Tensor, columns: Columns, ahead: Ahead | None) -> Tensor:
-        assert ahead is not None
+    def apply(self, scores: Tensor, columns: Columns, proposed: ProposedTokens | None) -> Tensor:
+        assert proposed is not None
         repetition, presence, frequency = (columns[n][:, None, None] for n in ("repetition", "presence", "frequency"))
-        counts = counts_at_each_position(columns["output_counts"], ahead, scores.shape[1])
+        counts = counts_at_each_position(columns["output_counts"], proposed, scores.shape[1])
         seen = (counts + columns["prompt_counts"][:, None]) > 0
         repeated = torch.where(scores > 0, scores / repetition, scores * repetition)
         scores = torch.where(seen, repeated, scores)
@@ -50,12 +52,12 @@ class Penalties(Change):
         columns["output_counts"].scatter_add_(1, tokens, committed.float())
 
 
-def counts_at_each_position(before: Tensor, ahead: Ahead, width: int) -> Tensor:
+def counts_at_each_position(before: Tensor, proposed: ProposedTokens, width: int) -> Tensor:
     """Return how often each token is in the output [A, W, V], as plain decoding would have it at each position.
 
     `before` [A, V] counts what was committed.
     """
-    tokens, tree, nodes = ahead
+    tokens, tree, nodes = proposed
     if tree is not None:
         said = torch.zeros(*tokens.shape, before.shape[1], device=before.device).scatter_(2, tokens[:, :, None], 1.0)
         ancestors = tree.ancestors[:, :, 1:]

@@ -7,10 +7,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ...state.proposal import Ahead
+from ...state.proposal import ProposedTokens
 from ...state.rows import Columns
 from ..checks import require
-from ..parameters import Parameters
+from ..parameter_fields import ParameterFields
 from .filter import Change, wide, widened
 
 NO_TIME = 2**31
@@ -45,13 +45,13 @@ class Speech(Change):
     """Times come in pairs, the end of a piece and the beginning of the next, and where they are likelier than text."""
 
     fields: ClassVar = {"speech": "rules of a text that was heard"}
-    reads_ahead = reads_trees = tells = True
+    reads_proposals = reads_trees = reported = True
 
-    def check(self, params: Parameters) -> None:
+    def check(self, params: ParameterFields) -> None:
         rules = params.extra.get("speech")
         require("speech", rules, rules is None or isinstance(rules, SpeechRules), "SpeechRules")
 
-    def active(self, params: Parameters) -> bool:
+    def active(self, params: ParameterFields) -> bool:
         return params.extra.get("speech") is not None
 
     def columns(self, rows: int, vocab_size: int, device: str) -> Columns:
@@ -59,7 +59,9 @@ class Speech(Change):
         hears = torch.zeros(rows, dtype=torch.bool, device=device)
         return {"speech": numbers, "hears": hears, "begin_unsaid": wide(rows, vocab_size, device)}
 
-    def admit(self, columns: Columns, row: int, params: Parameters, prompt: Sequence[int], vocab_size: int) -> None:
+    def admit(
+        self, columns: Columns, row: int, params: ParameterFields, prompt: Sequence[int], vocab_size: int
+    ) -> None:
         rules = params.extra.get("speech") or SpeechRules()
         first = rules.first_time if rules.timed else NO_TIME
         latest = NO_TIME if rules.latest_first is None else rules.first_time + rules.latest_first
@@ -73,11 +75,11 @@ class Speech(Change):
         if rules.begin_unsaid:
             columns["begin_unsaid"][row, list(rules.begin_unsaid)] = 1
 
-    def apply(self, scores: Tensor, columns: Columns, ahead: Ahead | None) -> Tensor:
-        assert ahead is not None
+    def apply(self, scores: Tensor, columns: Columns, proposed: ProposedTokens | None) -> Tensor:
+        assert proposed is not None
         own = Numbers(*columns["speech"][:, :, None].unbind(1))  # [A, 1] each
         tokens = torch.arange(scores.shape[2], device=scores.device)
-        said, before, last, time = at_each_position(own, ahead, scores.shape[1])
+        said, before, last, time = at_each_position(own, proposed, scores.shape[1])
         at_begin, before, last = said == 0, before >= own.first, last >= own.first
         in_pair = last & ~before & ~at_begin  # behind the end of a piece the next one begins
         is_time = tokens >= own.first[:, :, None]  # [A, 1, V]
@@ -106,9 +108,9 @@ class Speech(Change):
         own.last.copy_(last)
 
 
-def at_each_position(own: Numbers, ahead: Ahead, width: int) -> tuple[Tensor, ...]:
+def at_each_position(own: Numbers, proposed: ProposedTokens, width: int) -> tuple[Tensor, ...]:
     """Return what plain decoding would know at each position [A, W]: how much was said, the last tokens, the time."""
-    tokens, tree, nodes = ahead
+    tokens, tree, nodes = proposed
     last = torch.cat([own.last, tokens], 1)  # [A, N+1], as if there were a position behind each
     times = tokens.masked_fill(tokens < own.first, -1)
     if tree is None:

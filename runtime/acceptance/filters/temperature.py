@@ -6,28 +6,30 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...state.proposal import Ahead
+from ...state.proposal import ProposedTokens
 from ...state.rows import Columns
-from ..parameters import Parameters, told
+from ..parameter_fields import ParameterFields, help_for
 from .filter import Change, cut_below
 
 
 class Temperature(Change):
-    fields: ClassVar = told("temperature", "draft_temperature")
+    fields: ClassVar = help_for("temperature", "draft_temperature")
 
-    def active(self, params: Parameters) -> bool:
+    def active(self, params: ParameterFields) -> bool:
         return params.temperature not in (0, 1)
 
     def columns(self, rows: int, vocab_size: int, device: str) -> Columns:
         # The depth is how far below its best score a draft samples: inf, or 0 if only the draft is greedy.
         return {name: torch.zeros(rows, device=device) for name in ("temperature", "draft_temperature", "draft_depth")}
 
-    def admit(self, columns: Columns, row: int, params: Parameters, prompt: Sequence[int], vocab_size: int) -> None:
+    def admit(
+        self, columns: Columns, row: int, params: ParameterFields, prompt: Sequence[int], vocab_size: int
+    ) -> None:
         columns["temperature"][row] = params.temperature or 1.0
         columns["draft_temperature"][row] = params.own_draft_temperature or 1.0
         columns["draft_depth"][row] = 0.0 if params.own_draft_temperature == 0 and not params.greedy else torch.inf
 
-    def apply(self, scores: Tensor, columns: Columns, ahead: Ahead | None) -> Tensor:
+    def apply(self, scores: Tensor, columns: Columns, proposed: ProposedTokens | None) -> Tensor:
         return scores / columns["temperature"][:, None, None]
 
 

@@ -7,20 +7,22 @@ import torch
 from torch import Tensor
 
 from ...state.rows import Columns
-from ..parameters import Parameters, told
+from ..parameter_fields import ParameterFields, help_for
 from .filter import Cut
 
 
 class TopK(Cut):
-    fields: ClassVar = told("top_k")
+    fields: ClassVar = help_for("top_k")
 
-    def active(self, params: Parameters) -> bool:
+    def active(self, params: ParameterFields) -> bool:
         return params.filtered and params.top_k > 0
 
     def columns(self, rows: int, vocab_size: int, device: str) -> Columns:
         return {"top_k": torch.zeros(rows, dtype=torch.int64, device=device)}
 
-    def admit(self, columns: Columns, row: int, params: Parameters, prompt: Sequence[int], vocab_size: int) -> None:
+    def admit(
+        self, columns: Columns, row: int, params: ParameterFields, prompt: Sequence[int], vocab_size: int
+    ) -> None:
         columns["top_k"][row] = min(params.top_k or vocab_size, vocab_size)
 
     def threshold(self, ordered: Tensor, kept: Tensor, columns: Columns) -> Tensor:

@@ -14,7 +14,7 @@ from trt_spec.export.families.table import BEHIND_SOURCES, WORKS
 from ...kit.bundles import Pair
 from ...kit.families import tiny_checkpoint
 from ...kit.headed import Headed
-from ...kit.layouts import TOLD, Given, assert_kernels_read_what_is_there
+from ...kit.layouts import STRIDED, Given, assert_kernels_read_what_is_there
 
 COPIED = {  # what does not lie in rows where a kernel reads rows
     "gemma3n_text": frozenset({Given("norm", "x"), Given("norm_add", "residual")}),  # of streams side by side
@@ -22,7 +22,7 @@ COPIED = {  # what does not lie in rows where a kernel reads rows
 
 
 def test_in_a_target_and_its_draft(llama: Pair) -> None:
-    assert TOLD.keys() == LAUNCHES.keys()
+    assert STRIDED.keys() == LAUNCHES.keys()
     found = assert_kernels_read_what_is_there(llama.bundle)
     assert found == {"add_norm", "angles", "attention", "gate", "norm", "product", "rotate_write"}
 

@@ -21,7 +21,7 @@ from trt_spec.runtime.state.tree import Tree
 from trt_spec.runtime.state.verdict import TreeVerdict
 
 from ..states import GIVEN, make_plan
-from .laws import Law, Models, V, random_models, verdicts
+from .distributions import Distribution, Models, V, random_models, verdicts
 
 LEAST, HIGHEST = 2.0**-49, 1 - 2.0**-49
 Tokens = tuple[int, ...]
@@ -30,8 +30,8 @@ Tokens = tuple[int, ...]
 class Node:
     """A token that is proposed: the node that it follows, which draft it is drawn from, and its turn."""
 
-    def __init__(self, number: int, parent: "Node | None", source: int, turn: int) -> None:
-        self.number, self.parent, self.source, self.turn = number, parent, source, turn
+    def __init__(self, number: int, parent: "Node | None", drafter: int, turn: int) -> None:
+        self.number, self.parent, self.drafter, self.turn = number, parent, drafter, turn
         self.path: list[Node] = [] if parent is None else [*parent.path, self]
         self.depth = len(self.path)
 
@@ -43,10 +43,10 @@ class Node:
 def nodes_of(shape: Shape, lines: int = 1) -> list[Node]:
     """The root, the line, and the branches of a shape or so many lines beside it."""
     found = [Node(0, None, 0, 0)]
-    for source in range(lines):
+    for drafter in range(lines):
         last = found[0]
         for _ in range(shape.length):
-            last = Node(len(found), last, source, source)
+            last = Node(len(found), last, drafter, drafter)
             found.append(last)
     first = found[: shape.length + 1]
     before = first[:1]
@@ -61,8 +61,8 @@ def nodes_of(shape: Shape, lines: int = 1) -> list[Node]:
 class Round(NamedTuple):
     """What is proposed in a round, and the distributions that it comes from and is judged by."""
 
-    target: Law
-    drafts: tuple[Law | None, ...]  # of each line; None is always sure of the token of its number
+    target: Distribution
+    drafts: tuple[Distribution | None, ...]  # of each line; None is always sure of the token of its number
     nodes: list[Node]
     k: int
 
@@ -70,23 +70,23 @@ class Round(NamedTuple):
     def branches(self) -> int:
         return len(self.nodes) - 1 - self.k if len(self.drafts) == 1 else 0
 
-    def q(self, source: int, path: Tokens) -> Tensor:
-        law = self.drafts[source]
-        return torch.eye(V, dtype=torch.float64)[source] if law is None else law[path]
+    def q(self, drafter: int, path: Tokens) -> Tensor:
+        distribution = self.drafts[drafter]
+        return torch.eye(V, dtype=torch.float64)[drafter] if distribution is None else distribution[path]
 
     def all_tokens(self) -> dict[Tokens, float]:
         """All tokens, node by node, with the probability that the drafts draw them: siblings without replacement."""
         families: dict[tuple[int, int], list[Node]] = {}
         for node in sorted(self.nodes[1:], key=lambda node: (node.depth, node.turn)):
             assert node.parent is not None
-            families.setdefault((node.parent.number, node.source), []).append(node)
+            families.setdefault((node.parent.number, node.drafter), []).append(node)
         found: dict[tuple[int | None, ...], float] = {(None,) * (len(self.nodes) - 1): 1.0}
         for own in families.values():
             longer = {}
             for tokens, before in found.items():
-                law = self.q(own[0].source, own[0].parent.said(tokens)).double()
+                distribution = self.q(own[0].drafter, own[0].parent.said(tokens)).double()
                 for drawn in permutations(range(V), len(own)):
-                    mass, left = before, law.clone()
+                    mass, left = before, distribution.clone()
                     for token in drawn:
                         mass *= (left[token] / left.sum()).item() if left[token] > 0 else 0.0
                         left[token] = 0
@@ -103,7 +103,7 @@ def of_shape(models: Models, shape: Shape) -> Round:
     return Round(models.p, (models.q,), nodes_of(shape), shape.length)
 
 
-def of_lines(target: Law, drafts: Sequence[Law | None], k: int) -> Round:
+def of_lines(target: Distribution, drafts: Sequence[Distribution | None], k: int) -> Round:
     return Round(target, tuple(drafts), nodes_of(line(k), len(drafts)), k)
 
 
@@ -146,22 +146,27 @@ class Every:
         self.p = torch.stack([torch.stack([of.target[path] for path in each]) for each in said])
         lines = [
             torch.stack(
-                [torch.stack([of.q(source, each[node.parent.number]) for node in self._line(source)]) for each in said]
+                [
+                    torch.stack([of.q(drafter, each[node.parent.number]) for node in self._line(drafter)])
+                    for each in said
+                ]
             )
-            for source, law in enumerate(of.drafts)
-            if law is not None
+            for drafter, distribution in enumerate(of.drafts)
+            if distribution is not None
         ]
         if of.branches:  # what follows any node
             lines.append(torch.stack([torch.stack([of.drafts[0][path] for path in each]) for each in said]))
-        self.laws = torch.cat(lines, 1) if lines else None
+        self.distributions = torch.cat(lines, 1) if lines else None
 
-    def _line(self, source: int) -> list[Node]:
-        return self.of.nodes[1 + source * self.of.k : 1 + (source + 1) * self.of.k]
+    def _line(self, drafter: int) -> list[Node]:
+        return self.of.nodes[1 + drafter * self.of.k : 1 + (drafter + 1) * self.of.k]
 
     def judge(self, index: Tensor, u: Tensor, params: SamplingParams, gumbel: Tensor | None = None) -> Judged:
         """Judge the tokens at `index` [A] by uniforms u [A, N]."""
         of, batch, p = self.of, len(index), self.p[index]
-        tree = Tree(batch, of.k, [law is not None for law in of.drafts], of.branches, torch.device("cpu"))
+        tree = Tree(
+            batch, of.k, [distribution is not None for distribution in of.drafts], of.branches, torch.device("cpu")
+        )
         tree.begin()
         for depth in range(1, of.k + 1):
             own = of.nodes[of.k + 1 :][: of.branches]
@@ -181,10 +186,10 @@ class Every:
         rows.more.fill_(True)
         fields = {"branches": of.branches, "levels": (Level(1, V),) * of.k} if of.branches else {}
         plan = make_plan([params] * batch, of.k, lines=((GIVEN,),) * len(of.drafts), ragged=True, **fields)
-        laws = None if self.laws is None else self.laws[index]
-        first = None if of.drafts[0] is None else laws[:, : of.k]
+        distributions = None if self.distributions is None else self.distributions[index]
+        first = None if of.drafts[0] is None else distributions[:, : of.k]
         proposed = torch.full((batch,), self.lengths[0])
-        proposal = Proposal(self.tokens[index], proposed, first, None, tree, laws)
+        proposal = Proposal(self.tokens[index], proposed, first, None, tree, distributions)
         verdict, seen, pick = TreeVerdict(p.log(), of.k), [], one_line.inverse_cdf
         noise = Noise(gumbel, torch.full((batch, 1), 0.5, dtype=torch.float64), u[:, : of.k], beyond)
         with pytest.MonkeyPatch.context() as patch:
@@ -232,7 +237,9 @@ class Every:
         return torch.where(low < 2 * LEAST, 0.0, low).view(count, size)
 
 
-def law_of_a_round(of: Round, params: SamplingParams, lengths: Sequence[int] | None = None) -> tuple[Tensor, float]:
+def distribution_of_a_round(
+    of: Round, params: SamplingParams, lengths: Sequence[int] | None = None
+) -> tuple[Tensor, float]:
     """Return the joint of K + 1 tokens after a round, and how many proposals stand on average."""
     every = Every(of, lengths)
     rows, masses, u = [], [], []
@@ -248,16 +255,16 @@ def law_of_a_round(of: Round, params: SamplingParams, lengths: Sequence[int] | N
     for own, mass, each in zip(stands, masses, shares, strict=True):
         for token, share in enumerate(each):
             begun[*own, token] += mass * share
-    law = torch.zeros(*[V] * (of.k + 1), dtype=torch.float64)
+    distribution = torch.zeros(*[V] * (of.k + 1), dtype=torch.float64)
     models = Models(of.target, of.target)
     for tokens, mass in begun.items():
-        law[tokens] += mass * models.target_after(tokens, of.k + 1)
-    return law.flatten(), sum(mass * len(own) for mass, own in zip(masses, stands, strict=True))
+        distribution[tokens] += mass * models.target_after(tokens, of.k + 1)
+    return distribution.flatten(), sum(mass * len(own) for mass, own in zip(masses, stands, strict=True))
 
 
 def error(of: Round, params: SamplingParams, lengths: Sequence[int] | None = None) -> float:
-    law, _ = law_of_a_round(of, params, lengths)
-    return (law - Models(of.target, of.target).target_after((), of.k + 1).flatten()).abs().max().item()
+    distribution, _ = distribution_of_a_round(of, params, lengths)
+    return (distribution - Models(of.target, of.target).target_after((), of.k + 1).flatten()).abs().max().item()
 
 
 def some_round(text: str, seed: int = 1, dtype: torch.dtype = torch.float64) -> Round:

@@ -1,4 +1,4 @@
-"""The law of what a round commits, enumerated: all proposals, all verdicts, all next tokens, by the code that runs.
+"""The distribution of what a round commits: the code that runs, over all proposals, verdicts and next tokens.
 
 A random target and a random draft over four tokens, each with a distribution of its own after every prefix. Whatever
 stands is continued by the target itself; the joint of K + 1 tokens must be the target's. Only rounding may differ:
@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.runtime.acceptance import block
+from trt_spec.runtime.acceptance import block_verification
 from trt_spec.runtime.acceptance import one_line as acceptance
 from trt_spec.runtime.acceptance.accept import accept
 from trt_spec.runtime.acceptance.exam import Exam
@@ -26,7 +26,7 @@ from ...kit.bundles import Pair
 from ...kit.faults import fault
 from ...kit.sums import adding_in_blocks
 from ..states import make_plan, make_rows
-from .laws import EXACT, Models, V, mass_of, random_models, with_exclusions
+from .distributions import EXACT, Models, V, mass_of, random_models, with_exclusions
 
 BLOCK = SamplingParams(temperature=1.0)
 TOKENWISE = SamplingParams(temperature=1.0, rule="tokenwise")
@@ -69,11 +69,11 @@ def enumerate_round(
     for case, stands, following in zip(cases, accepted.tolist(), weights.double(), strict=True):
         for token, share in enumerate((following / following.sum()).tolist()):
             begun[*case.chain[:stands], token] += case.mass * share
-    law = torch.zeros(*[V] * (k + 1), dtype=torch.float64)
+    distribution = torch.zeros(*[V] * (k + 1), dtype=torch.float64)
     for tokens, mass in begun.items():
-        law[tokens] += mass * models.target_after(tokens, k + 1)
+        distribution[tokens] += mass * models.target_after(tokens, k + 1)
     standing = sum(case.mass * stands for case, stands in zip(cases, accepted.tolist(), strict=True))
-    return law.flatten(), standing
+    return distribution.flatten(), standing
 
 
 def judge(
@@ -95,7 +95,7 @@ def judge(
         noise = Noise(None, torch.full((len(chains), 1), 0.5, dtype=torch.float64), u)
         accept(Exam(proposal, scores, rows, plan, noise, verdict))
     if plan.rejection:
-        chances = threshold(verdict.block.weights[:, 1:], verdict.block.rests)
+        chances = threshold(verdict.joint.weights[:, 1:], verdict.joint.rests)
     else:
         own = torch.stack([p[:, i].gather(1, proposal.tokens[:, i : i + 1])[:, 0] for i in range(k)], 1)
         theirs = torch.stack([q[:, i].gather(1, proposal.tokens[:, i : i + 1])[:, 0] for i in range(k)], 1)
@@ -108,7 +108,7 @@ def threshold(weights: Tensor, rests: Tensor) -> Tensor:
     low, high = torch.zeros_like(weights), torch.ones_like(weights)
     for _ in range(60):
         middle = (low + high) / 2
-        passed = block.passes(middle, weights, rests)
+        passed = block_verification.passes(middle, weights, rests)
         low, high = torch.where(passed, middle, low), torch.where(passed, high, middle)
     return torch.where(low < LEAST, 0.0, low)
 
@@ -119,8 +119,8 @@ def drawn_chains(models: Models, k: int) -> dict[tuple[int, ...], float]:
 
 
 def error(models: Models, k: int, counts: Counts | None = None, params: SamplingParams = BLOCK) -> float:
-    law, _ = enumerate_round(models, drawn_chains(models, k), counts or (lambda chain: k), k, False, params)
-    return (law - models.target_after((), k + 1).flatten()).abs().max().item()
+    distribution, _ = enumerate_round(models, drawn_chains(models, k), counts or (lambda chain: k), k, False, params)
+    return (distribution - models.target_after((), k + 1).flatten()).abs().max().item()
 
 
 def kept_on_average(models: Models, k: int, params: SamplingParams) -> float:
@@ -178,7 +178,7 @@ def test_how_many_are_proposed_may_depend_on_the_proposals_before():
 
 
 def test_how_many_are_proposed_may_not_depend_on_the_first_that_is_left_out():
-    """What is left were drawn from another law than q, had the token that was drawn behind it a say."""
+    """What is left were drawn from another distribution than q, had the token that was drawn behind it a say."""
 
     def up_to_the_first_zero(chain: tuple[int, ...]) -> int:
         return chain.index(0) if 0 in chain else len(chain)
@@ -195,8 +195,8 @@ def test_certain_proposals_are_judged_as_one_by_one(k: int):
         found = [
             enumerate_round(models, {chain: 1.0}, lambda chain: k, k, True, params) for params in (BLOCK, TOKENWISE)
         ]
-        for law, _ in found:
-            assert (law - models.target_after((), k + 1).flatten()).abs().max() <= EXACT
+        for distribution, _ in found:
+            assert (distribution - models.target_after((), k + 1).flatten()).abs().max() <= EXACT
         assert found[0][1] == pytest.approx(found[1][1], abs=EXACT)
 
 
@@ -342,7 +342,7 @@ def test_nothing_behind_a_token_that_the_target_excludes_ever_stands():
         assert accepted.max() <= 1
 
 
-def test_a_law_that_is_no_numbers_is_drawn_from_where_it_is_reached_one_by_one():
+def test_a_distribution_that_is_no_numbers_is_drawn_from_where_it_is_reached_one_by_one():
     """So that the error is raised in the same round; nothing behind it stands."""
     models = random_models(4, 3, torch.float32)
     models.p[(1,)] = torch.full((V,), torch.nan)

@@ -1,4 +1,4 @@
-"""The law of what a round on more than a line commits, enumerated by the code that runs: all tokens, all verdicts.
+"""The distribution of what a round on a tree commits: the code that runs, over all tokens and verdicts.
 
 What a draft says after the same token is drawn without replacement, what several drafts say independently, and a copy
 is certain. Whatever stands is continued by the target itself.
@@ -17,8 +17,8 @@ from trt_spec.runtime.round import growth
 from trt_spec.runtime.state.proposal import Proposal
 from trt_spec.runtime.state.shapes import Levels, read_shape
 
-from .laws import EXACT, Models, random_models, with_exclusions
-from .nodes import HIGHEST, LEAST, V, error, law_of_a_round, of_lines, of_shape, shaped, some_round, uneven
+from .distributions import EXACT, Models, random_models, with_exclusions
+from .nodes import HIGHEST, LEAST, V, distribution_of_a_round, error, of_lines, of_shape, shaped, some_round, uneven
 from .nodes import Every as Enumerated
 
 REJECTION = SamplingParams(temperature=1.0)
@@ -70,7 +70,7 @@ def test_equal_and_nearly_certain_distributions_are_no_exception(spread: float, 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_first_line_that_is_the_targets_own_never_falls(rule: str):
     models = random_models(4, 1, torch.float64)
-    assert law_of_a_round(of_lines(models.p, [models.p, models.q], 1), RULES[rule])[1] == pytest.approx(1)
+    assert distribution_of_a_round(of_lines(models.p, [models.p, models.q], 1), RULES[rule])[1] == pytest.approx(1)
 
 
 @pytest.mark.parametrize("shape", ["2+3", "2/4", "1 draft, 1 copy of 1"])
@@ -81,15 +81,17 @@ def test_in_float32_only_rounding_differs(shape: str):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("shapes", [("1+1", "1+2", "1+3"), ("2/3", "2/4", "2/5")], ids=str)
 def test_each_branch_is_one_more_chance(shapes: tuple[str, ...], rule: str):
-    kept = [law_of_a_round(some_round(shape), RULES[rule])[1] for shape in shapes]
+    kept = [distribution_of_a_round(some_round(shape), RULES[rule])[1] for shape in shapes]
     assert kept == sorted(set(kept))
     assert "1+3" not in shapes or kept[-1] == pytest.approx(1), "with all tokens of the vocabulary proposed, one stands"
 
 
 def test_each_line_is_one_more_chance():
     several = some_round("3 drafts, 0 copies of 1", seed=6)
-    alone = [torch.minimum(several.target[()], several.q(source, ())).sum().item() for source in range(3)]
-    kept = [law_of_a_round(of_lines(several.target, several.drafts[:count], 1), REJECTION)[1] for count in (2, 3)]
+    alone = [torch.minimum(several.target[()], several.q(drafter, ())).sum().item() for drafter in range(3)]
+    kept = [
+        distribution_of_a_round(of_lines(several.target, several.drafts[:count], 1), REJECTION)[1] for count in (2, 3)
+    ]
     assert max(alone[:2]) < kept[0] < kept[1]
     assert alone[2] < kept[1]
 
@@ -101,19 +103,19 @@ def test_behind_a_block_all_else_is_one_more_chance():
         (several, [2, 0], several),
         (of_shape(models, uneven(2, 1, 1)), None, of_shape(models, uneven(2, 0, 1))),
     ):
-        kept = law_of_a_round(more, REJECTION)[1]
-        assert law_of_a_round(fewer, REJECTION, lengths)[1] < kept
-        assert law_of_a_round(more, TOKENWISE)[1] < kept
+        kept = distribution_of_a_round(more, REJECTION)[1]
+        assert distribution_of_a_round(fewer, REJECTION, lengths)[1] < kept
+        assert distribution_of_a_round(more, TOKENWISE)[1] < kept
 
 
-DESCEND, LAW_OF = accepting.descend, Proposal.drawn_from
+DESCEND, DISTRIBUTION_OF = accepting.descend, Proposal.drawn_from
 
 
-def forgets_what_fell(law: Tensor, *others: Any) -> Tensor:
+def forgets_what_fell(distribution: Tensor, *others: Any) -> Tensor:
     """A planted fault: the next token is drawn as if only the line had been tested."""
     verdict = others[-1]
-    accepted, found = verdict.accepted.clone(), DESCEND(law, *others)
-    return torch.where((verdict.accepted == accepted)[:, None], law, found)
+    accepted, found = verdict.accepted.clone(), DESCEND(distribution, *others)
+    return torch.where((verdict.accepted == accepted)[:, None], distribution, found)
 
 
 @pytest.mark.parametrize(
@@ -123,8 +125,18 @@ def forgets_what_fell(law: Tensor, *others: Any) -> Tensor:
         (descent, "without", lambda q, token: q, "2/5"),
         (accepting, "descend", forgets_what_fell, "2+3"),
         (accepting, "descend", forgets_what_fell, "2 drafts, 0 copies of 1"),
-        (Proposal, "drawn_from", lambda self, law, *others: LAW_OF(self, law * 0, *others), "2x1"),
-        (Proposal, "drawn_from", lambda self, law, *others: LAW_OF(self, law * 0, *others), "2 drafts, 0 copies of 1"),
+        (
+            Proposal,
+            "drawn_from",
+            lambda self, distribution, *others: DISTRIBUTION_OF(self, distribution * 0, *others),
+            "2x1",
+        ),
+        (
+            Proposal,
+            "drawn_from",
+            lambda self, distribution, *others: DISTRIBUTION_OF(self, distribution * 0, *others),
+            "2 drafts, 0 copies of 1",
+        ),
         (descent, "NEGLIGIBLE", 1.0, "2 drafts, 0 copies of 1"),
     ],
 )

@@ -5,8 +5,8 @@ import torch
 from trt_spec.runtime import SamplingParams
 from trt_spec.runtime.acceptance import descent
 
-from .laws import EXACT, Law, excess, random_models
-from .nodes import Every, law_of_a_round, of_lines, of_shape, shaped, some_round
+from .distributions import EXACT, Distribution, excess, random_models
+from .nodes import Every, distribution_of_a_round, of_lines, of_shape, shaped, some_round
 
 LENIENCE = 0.5
 SAMPLED = SamplingParams(temperature=1.0)
@@ -20,10 +20,10 @@ SHAPES = ("1+3", "2+3", "2/4", "1x2", "2 drafts, 0 copies of 1", "1 draft, 1 cop
 @pytest.mark.parametrize("shape", SHAPES)
 def test_no_token_becomes_likelier_than_p_over_l(shape: str):
     of = some_round(shape, seed=0)
-    joint, kept = law_of_a_round(of, LENIENT)
+    joint, kept = distribution_of_a_round(of, LENIENT)
     assert joint.sum().item() == pytest.approx(1, abs=EXACT)
     assert excess(of.target, joint, LENIENCE) <= EXACT
-    strict, strictly_kept = law_of_a_round(of, STRICT)
+    strict, strictly_kept = distribution_of_a_round(of, STRICT)
     assert excess(of.target, strict, 1) <= EXACT
     assert excess(of.target, joint, 1) > 1e-3, "the loss is seen"
     assert kept > strictly_kept
@@ -33,7 +33,7 @@ def test_no_token_becomes_likelier_than_p_over_l(shape: str):
 def test_the_enumeration_sees_what_is_lenient_beyond_the_bound(monkeypatch: pytest.MonkeyPatch, shape: str, seed: int):
     monkeypatch.setattr(descent, "what_is_left", lambda p, q: p)
     of = some_round(shape, seed)
-    assert excess(of.target, law_of_a_round(of, LENIENT)[0], LENIENCE) > 1e-3
+    assert excess(of.target, distribution_of_a_round(of, LENIENT)[0], LENIENCE) > 1e-3
 
 
 @pytest.mark.parametrize("lenience", [0.5, 0.05])
@@ -56,7 +56,7 @@ def test_a_greedy_row_keeps_the_longest_path_of_tokens_that_are_likely_enough(ki
     assert beyond_the_best > 0
 
 
-def until_unlikely(target: Law, path: Tokens, lenience: float) -> int:
+def until_unlikely(target: Distribution, path: Tokens, lenience: float) -> int:
     """How many tokens of a path are each at least so many times as likely as the best in their place."""
     for place, token in enumerate(path):
         p = target[path[:place]]

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 from trt_spec.runtime import Decoder, RequestError, SamplingParams
 from trt_spec.runtime.acceptance.filters import FILTERS
-from trt_spec.runtime.acceptance.parameters import HELP
+from trt_spec.runtime.acceptance.parameter_fields import HELP
 
 from ...kit.bundles import Pair
 from ..scripted import ScriptedEngine, scripted_decoder

@@ -9,7 +9,7 @@ from transformers import SuppressTokensAtBeginLogitsProcessor
 from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
 from trt_spec.runtime import SamplingParams
 from trt_spec.runtime.acceptance.filters.speech import Speech, SpeechRules
-from trt_spec.runtime.state.proposal import Ahead
+from trt_spec.runtime.state.proposal import ProposedTokens
 from trt_spec.runtime.state.tree import Tree
 
 VOCAB, END, SILENT, FIRST = 40, 19, 21, 22
@@ -50,15 +50,17 @@ def test_they_are_those_of_transformers_at_each_position_of_a_round(seed: int, t
                 allowed = by_transformers(said[row] + tokens[row, :place].tolist(), scores[row, place], rules)
                 tokens[row, place] = torch.multinomial(allowed.softmax(0), 1, generator=generator)
         committed, tokens = tokens, tokens[:, :-1]
-        found = one.apply(scores, columns, Ahead(tokens))
+        found = one.apply(scores, columns, ProposedTokens(tokens))
         for row in range(ROWS):
             for place in range(proposals + 1):
                 history = said[row] + tokens[row, :place].tolist()
                 expected = by_transformers(history, scores[row, place], rules) if row else scores[row, place]
                 assert torch.equal(found[row, place], expected), (row, history)
         if proposals:  # a draft asks position by position
-            step = one.apply(scores[:, :1], columns, Ahead(tokens))
-            assert torch.equal(step[1], one.apply(scores[:, [0] * (proposals + 1)], columns, Ahead(tokens))[1, -1:])
+            step = one.apply(scores[:, :1], columns, ProposedTokens(tokens))
+            assert torch.equal(
+                step[1], one.apply(scores[:, [0] * (proposals + 1)], columns, ProposedTokens(tokens))[1, -1:]
+            )
         accepted = torch.tensor([choose.randint(0, proposals) for _ in range(ROWS)])
         one.commit(columns, committed, accepted)
         for row in range(ROWS):
@@ -98,8 +100,8 @@ def test_in_a_tree_each_node_has_the_rules_of_its_own_path(seed: int) -> None:
                 for behind in (each for each in range(1, nodes) if own[each - 1] == node):
                     tokens[row, behind] = torch.multinomial(expected[row, node].softmax(0), 1, generator=generator)
         tokens = tokens[:, 1:]
-        found = one.apply(scores, columns, Ahead(tokens, tree))
+        found = one.apply(scores, columns, ProposedTokens(tokens, tree))
         assert torch.equal(found, expected)
         some = torch.randint(nodes, (ROWS, 3), generator=generator)
-        at_some = one.apply(scores.take_along_dim(some[:, :, None], 1), columns, Ahead(tokens, tree, some))
+        at_some = one.apply(scores.take_along_dim(some[:, :, None], 1), columns, ProposedTokens(tokens, tree, some))
         assert torch.equal(at_some, found.take_along_dim(some[:, :, None], 1))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 from trt_spec.runtime import SamplingParams
-from trt_spec.runtime.acceptance.block import passes
+from trt_spec.runtime.acceptance.block_verification import passes
 from trt_spec.runtime.acceptance.filters.top_p import TopP
 from trt_spec.runtime.acceptance.one_line import inverse_cdf
 from trt_spec.runtime.acceptance.seat import make_rows

@@ -18,7 +18,7 @@ from transformers import (
 from trt_spec.runtime import SamplingParams
 from trt_spec.runtime.acceptance.filters.penalties import counts_at_each_position
 from trt_spec.runtime.acceptance.transform import transform
-from trt_spec.runtime.state.proposal import Ahead
+from trt_spec.runtime.state.proposal import ProposedTokens
 from trt_spec.runtime.state.tree import Tree
 
 from ..states import make_plan, make_rows
@@ -68,7 +68,9 @@ def test_every_setting_equals_transformers_in_one_mixed_batch():
     rows.columns["output_counts"][:] = counts_of(output)
     logits = torch.randn(len(SETTINGS), 3, VOCAB) * 4
     ahead = [13, 7]
-    found = transform(logits, rows, make_plan(SETTINGS), Ahead(torch.tensor([ahead] * len(SETTINGS)))).softmax(-1)
+    found = transform(logits, rows, make_plan(SETTINGS), ProposedTokens(torch.tensor([ahead] * len(SETTINGS)))).softmax(
+        -1
+    )
     for row, params in enumerate(SETTINGS):
         for position in range(3):
             expected = by_transformers(logits[row, position], params, [*prompt, *output, *ahead[:position]])
@@ -81,7 +83,7 @@ def test_every_setting_alone_equals_transformers(params: SamplingParams):
     rows = make_rows([params], VOCAB, [[3, 4]])
     plan = make_plan([params])
     logits = torch.randn(1, 1, VOCAB) * 4
-    found = transform(logits, rows, plan, Ahead(torch.tensor([[5, 5]]))).softmax(-1)[0, 0]
+    found = transform(logits, rows, plan, ProposedTokens(torch.tensor([[5, 5]]))).softmax(-1)[0, 0]
     torch.testing.assert_close(found, by_transformers(logits[0, 0], params, [3, 4, 5, 5]), atol=1e-6, rtol=0)
 
 
@@ -89,23 +91,25 @@ def test_presence_and_frequency_count_the_output_only():
     """As OpenAI's API defines them: logit − count · frequency − (count > 0) · presence."""
     params = SamplingParams(temperature=1.0, presence_penalty=0.5, frequency_penalty=0.25)
     rows = make_rows([params], 6, [[0, 1, 1]])
-    scores = transform(torch.zeros(1, 1, 6), rows, make_plan([params]), Ahead(torch.tensor([[2, 2, 3]])))[0, 0]
+    scores = transform(torch.zeros(1, 1, 6), rows, make_plan([params]), ProposedTokens(torch.tensor([[2, 2, 3]])))[0, 0]
     assert scores.tolist() == [0, 0, -1.0, -0.75, 0, 0]
 
 
 def test_repetition_counts_prompt_and_output_and_divides_or_multiplies_by_sign():
     params = SamplingParams(temperature=1.0, repetition_penalty=2.0)
     rows = make_rows([params], 4, [[0, 1, 1]])
-    scores = transform(torch.tensor([[[4.0, -4.0, 6.0, 8.0]]]), rows, make_plan([params]), Ahead(torch.tensor([[2]])))[
-        0, 0
-    ]
+    scores = transform(
+        torch.tensor([[[4.0, -4.0, 6.0, 8.0]]]), rows, make_plan([params]), ProposedTokens(torch.tensor([[2]]))
+    )[0, 0]
     assert scores.tolist() == [2.0, -8.0, 3.0, 8.0]
 
 
 def test_bias_comes_before_penalties_and_those_before_the_temperature():
     params = SamplingParams(temperature=0.5, repetition_penalty=2.0, presence_penalty=1.0, logit_bias={0: 3.0, 1: -3.0})
     rows = make_rows([params], 3, [[0]])
-    scores = transform(torch.tensor([[[1.0, 1.0, 1.0]]]), rows, make_plan([params]), Ahead(torch.tensor([[1]])))[0, 0]
+    scores = transform(
+        torch.tensor([[[1.0, 1.0, 1.0]]]), rows, make_plan([params]), ProposedTokens(torch.tensor([[1]]))
+    )[0, 0]
     assert scores.tolist() == [(1 + 3) / 2 / 0.5, ((1 - 3) * 2 - 1) / 0.5, 1 / 0.5]
 
 
@@ -127,7 +131,7 @@ def test_a_token_of_bias_minus_infinity_is_never_drawn():
     ]
     rows = make_rows(settings, 4, [[2]] * len(settings))
     logits = torch.tensor([0.0, 1.0, 9.0, -1.0]).expand(len(settings), 1, 4)
-    nothing = Ahead(torch.zeros(len(settings), 0, dtype=torch.int64))
+    nothing = ProposedTokens(torch.zeros(len(settings), 0, dtype=torch.int64))
     probabilities = transform(logits, rows, make_plan(settings), nothing).softmax(-1)
     assert probabilities.isfinite().all()
     assert (probabilities[..., 2] == 0).all()
@@ -159,7 +163,7 @@ def test_the_transform_does_not_change_the_logits_it_reads():
     rows = make_rows(settings, VOCAB, [[1]] * len(settings))
     logits = torch.randn(len(settings), 1, VOCAB)
     before = logits.clone()
-    transform(logits, rows, make_plan(settings), Ahead(torch.zeros(len(settings), 0, dtype=torch.int64)))
+    transform(logits, rows, make_plan(settings), ProposedTokens(torch.zeros(len(settings), 0, dtype=torch.int64)))
     assert torch.equal(logits, before)
 
 
@@ -170,14 +174,14 @@ def test_each_verify_row_counts_the_proposals_before_it():
     before = rows.columns["output_counts"]
     before[0, 4] = 2
     proposed = torch.tensor([[3, 3, 1], [4, 0, 4]])
-    counts = counts_at_each_position(before, Ahead(proposed), 4)
+    counts = counts_at_each_position(before, ProposedTokens(proposed), 4)
     assert counts.tolist() == [
         [[0, 0, 0, 0, 2], [0, 0, 0, 1, 2], [0, 0, 0, 2, 2], [0, 1, 0, 2, 2]],
         [[0, 0, 0, 0, 0], [0, 0, 0, 0, 1], [1, 0, 0, 0, 1], [1, 0, 0, 0, 2]],
     ]
     assert before[0].tolist() == [0, 0, 0, 0, 2], "what was only proposed is not counted"
     for drafted in range(4):  # and so does each step of the draft
-        alone = counts_at_each_position(before, Ahead(proposed[:, :drafted]), 1)
+        alone = counts_at_each_position(before, ProposedTokens(proposed[:, :drafted]), 1)
         assert torch.equal(alone[:, 0], counts[:, drafted])
 
 
@@ -195,11 +199,13 @@ def test_each_node_of_a_tree_counts_its_own_path_alone():
         for number in range(2 if kind == "lines" else 1):
             tree.end_line(number, torch.tensor([2]))
         before = torch.tensor([[0.0, 2.0, 0.0, 1.0, 0.0]])
-        counts = counts_at_each_position(before, Ahead(tokens, tree), 6)
+        counts = counts_at_each_position(before, ProposedTokens(tokens, tree), 6)
         assert torch.equal(counts[:, 0], before)
         for path in each:
             said = tokens[:, [node - 1 for node in path]]
-            assert torch.equal(counts[:, path[-1]], counts_at_each_position(before, Ahead(said), 1)[:, 0]), path
+            assert torch.equal(counts[:, path[-1]], counts_at_each_position(before, ProposedTokens(said), 1)[:, 0]), (
+                path
+            )
         ends = [path for path in each if not any(other[:-1] == path for other in each)]
         assert sorted(tree.paths(0)) == sorted(ends)
     tree.begin()

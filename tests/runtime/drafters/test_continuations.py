@@ -198,8 +198,8 @@ def test_output_is_distributed_as_the_target_alone(eight: Pair, settings: str, r
 def test_chi_squared_catches_continuations_that_are_tested_as_if_others_were_certain(
     eight: Pair, monkeypatch: pytest.MonkeyPatch
 ):
-    def of_the_next(self: Proposal, law: Tensor, token: Tensor, vocab_size: int) -> Tensor:
-        return drawn_from(self, law, (token + 1) % vocab_size, vocab_size)
+    def of_the_next(self: Proposal, distribution: Tensor, token: Tensor, vocab_size: int) -> Tensor:
+        return drawn_from(self, distribution, (token + 1) % vocab_size, vocab_size)
 
     drawn_from = Proposal.drawn_from
     monkeypatch.setattr(Proposal, "drawn_from", of_the_next)

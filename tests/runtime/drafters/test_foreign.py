@@ -112,7 +112,7 @@ def test_its_cache_is_that_of_a_fresh_prefill_of_its_own_tokens(merging: Pair):
 
 def test_a_draft_that_reads_a_wrong_context_is_seen(merging: Pair, monkeypatch: pytest.MonkeyPatch):
     """The control of the test above: what was rejected is taken for read."""
-    monkeypatch.setattr("trt_spec.runtime.drafters.foreign.Held.agreed", lambda held: len(held.tokens))
+    monkeypatch.setattr("trt_spec.runtime.drafters.foreign_draft.Held.agreed", lambda held: len(held.tokens))
     subject = Subject(Bundle.open(merging.bundle), "onnxruntime", "cpu", batch=1)
     with Probes(subject) as fresh, Decoder.open(merging.bundle, max_batch=4) as decoder:
         worst = {role: Worst() for role in fresh}
@@ -136,7 +136,7 @@ def test_a_long_prompt_is_read_part_by_part_between_rounds(
     decoder: Decoder, drafter: str, monkeypatch: pytest.MonkeyPatch
 ):
     """Until its draft has read it, a request proposes nothing; one that keeps its draft waits for that."""
-    monkeypatch.setattr("trt_spec.runtime.drafters.foreign.BUDGET", 16)
+    monkeypatch.setattr("trt_spec.runtime.drafters.foreign_draft.BUDGET", 16)
     [plain] = decoder.generate([PROMPTS[4]], GREEDY, draft_length=0)
     [output] = decoder.generate([PROMPTS[4]], GREEDY, draft_length=3, drafter=drafter, trace=True)
     proposed = [bool(one.proposal) for one in output.trace[1:]]

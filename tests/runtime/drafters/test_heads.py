@@ -22,9 +22,9 @@ from trt_spec.runtime.memory.model import Model
 from trt_spec.runtime.memory.row_cache import RowCache
 
 from ...kit.costs import LENGTHS, known_costs, table
+from ...kit.distributions import CLOSE, ENOUGH, FAR, compared, kept_bytes, worst_distribution
 from ...kit.headed import Headed, in_a_bundle
 from ...kit.heads import dflash_head
-from ...kit.laws import CLOSE, ENOUGH, FAR, compared, kept_bytes, worst_law
 from ...kit.models import tiny_llama
 
 
@@ -43,7 +43,7 @@ def headed(every_kind: dict[str, Headed]) -> Headed:
         ("dspark", "short"),
     ],
 )
-def test_each_proposal_is_drawn_from_the_heads_law_over_the_targets_features(
+def test_each_proposal_is_drawn_from_the_heads_distribution_over_the_targets_features(
     every_kind: dict[str, Headed], name: str, memory: str
 ) -> None:
     """In lines and trees, beside copies, after rounds without it, after a prefix was found and places were given up."""
@@ -75,7 +75,7 @@ def test_the_torch_engine_runs_heads(every_kind: dict[str, Headed], name: str) -
     headed = every_kind[name]
     with Decoder.open(headed.bundle, engine="torch") as decoder:
         [output] = decoder.generate([[7, 1, 30]], params, draft_length=3, drafter=name, trace=True)
-    worst, drawn = worst_law(headed, [7, 1, 30], output)
+    worst, drawn = worst_distribution(headed, [7, 1, 30], output)
     assert drawn
     assert worst < CLOSE
 
@@ -102,8 +102,10 @@ def doubts(headed: Headed, tokens: list[int], proposal: list[int]) -> list[float
     """Return how unsure the head is of each of so many proposals, and of the next, by what comes before them."""
     features, count = headed.features([*tokens, *proposal, 0]), len(tokens)
     if headed.head.confidence_head is None:
-        laws = headed.laws(tokens, features, [proposal[:place] for place in range(len(proposal) + 1)], 0)
-        return [float(normalised_entropy(law.log()[None])) for law in laws]
+        distributions = headed.distributions(
+            tokens, features, [proposal[:place] for place in range(len(proposal) + 1)], 0
+        )
+        return [float(normalised_entropy(distribution.log()[None])) for distribution in distributions]
     [states] = headed.head.blocks(torch.tensor(tokens), features[: count - 1], [count - 1])
     before = torch.tensor([*tokens[-1:], *proposal])
     return (1 - headed.head.confidence(states[: len(before)], before)).tolist()
@@ -133,7 +135,7 @@ def test_a_block_ends_before_the_token_of_which_its_head_is_not_sure(
             if params.rule == "coupled" or params.temperature == 0:
                 [alone] = decoder.generate([[7, 1, 30]], params, draft_length=0)
                 assert output.token_ids == alone.token_ids
-            assert worst_law(headed, [7, 1, 30], output)[0] < CLOSE
+            assert worst_distribution(headed, [7, 1, 30], output)[0] < CLOSE
             tokens = [7, 1, 30]
             for one in output.trace or ():
                 found = doubts(headed, tokens, list(one.proposal))

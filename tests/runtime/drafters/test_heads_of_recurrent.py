@@ -8,10 +8,10 @@ import pytest
 from trt_spec.runtime.memory.features import Features
 from trt_spec.runtime.memory.row_cache import RowCache
 
+from ...kit.distributions import CHOICES, CLOSE, ENOUGH, FAR, compared, room
 from ...kit.headed import Headed, in_a_bundle
 from ...kit.heads import dflash_head, eagle3_head, with_mtp_of_qwen
 from ...kit.hybrids import ROWS, SHARED, every_hybrid, expected_texts, greedy_texts, some_prompts, tiny_hybrid
-from ...kit.laws import CHOICES, CLOSE, ENOUGH, FAR, compared, room
 
 MASK = 70  # that no text has
 
@@ -44,7 +44,7 @@ def memory(headed: Headed, which: str) -> dict[str, Any]:
 
 
 @every_hybrid("qwen3_5_text")
-def test_each_proposal_is_drawn_from_the_heads_law_over_the_targets_features(
+def test_each_proposal_is_drawn_from_the_heads_distribution_over_the_targets_features(
     hybrids: Callable[[str], dict[str, Headed]], kind: str
 ) -> None:
     """In lines and trees, beside copies, after rounds without it, behind a found prefix that ends at a snapshot."""

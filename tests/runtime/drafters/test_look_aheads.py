@@ -34,8 +34,8 @@ from ...kit import heads
 from ...kit.bundles import export_pair
 from ...kit.caches import memory_for
 from ...kit.costs import LENGTHS, known_costs, table
+from ...kit.distributions import CLOSE, ENOUGH, FAR, LINES, VOCAB, compared, kept_bytes, room, worst_distribution
 from ...kit.hybrids import SHARED, every_hybrid, expected_texts, greedy_texts, some_prompts, tiny_hybrid
-from ...kit.laws import CLOSE, ENOUGH, FAR, LINES, VOCAB, compared, kept_bytes, room, worst_law
 from ...kit.models import tiny_llama
 from ..round.kinds import IdleEngine
 
@@ -49,7 +49,7 @@ PLAIN = (
 )
 
 
-class Ahead:
+class Subject:
     """A target with look-aheads, in a bundle and in torch."""
 
     name = "pass"
@@ -66,23 +66,23 @@ class Ahead:
     def features(self, tokens: list[int]) -> torch.Tensor:
         return torch.zeros(0)
 
-    def laws(
+    def distributions(
         self, tokens: list[int], features: torch.Tensor, paths: list[list[int]], committed: int
     ) -> list[torch.Tensor]:
-        """Return its law of each place behind the last round's root, whatever was proposed before that place."""
+        """Return its distribution for each place after the last round's root, whatever was proposed before it."""
         ids = list(range(PADDED, PADDED + COUNTED))
         said = self.target(torch.tensor([[*tokens[: len(tokens) - committed], *ids]])).logits[0, :, :VOCAB].softmax(-1)
         return [said[len(tokens) + len(path) - 1] for path in paths]
 
 
 @pytest.fixture(scope="module")
-def ahead(tmp_path_factory: pytest.TempPathFactory) -> Ahead:
-    return Ahead(tmp_path_factory.mktemp("ahead"))
+def ahead(tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    return Subject(tmp_path_factory.mktemp("ahead"))
 
 
 @pytest.mark.parametrize("memory", ["prefixes", "short"])
 def test_each_proposal_is_drawn_from_what_the_target_said_behind_the_look_aheads_of_the_round_before(
-    ahead: Ahead, memory: str
+    ahead: Subject, memory: str
 ) -> None:
     """In lines and combs, beside copies, after rounds without it, after a prefix was found and places were given up."""
     options: dict[str, Any] = {
@@ -96,9 +96,9 @@ def test_each_proposal_is_drawn_from_what_the_target_said_behind_the_look_aheads
 
 @every_hybrid("lfm2")
 def test_a_target_with_recurrent_layers_looks_ahead_like_any(tmp_path: Path, kind: str) -> None:
-    """What it makes of look-aheads is never swallowed."""
+    """What it makes of look-aheads is never absorbed."""
     rank = 2 if kind == "qwen3_5_text" else 0
-    ahead = Ahead(tmp_path, rank, tiny_hybrid(kind, tmp_path / "target", vocab_size=PADDED))
+    ahead = Subject(tmp_path, rank, tiny_hybrid(kind, tmp_path / "target", vocab_size=PADDED))
     kept = {"prefix_bytes": room(ahead, 3000)}
     worst, drawn = compared(ahead, LINES, SHARED, **kept)
     assert drawn > ENOUGH
@@ -108,21 +108,23 @@ def test_a_target_with_recurrent_layers_looks_ahead_like_any(tmp_path: Path, kin
 
 
 @pytest.fixture(scope="module")
-def with_lora(tmp_path_factory: pytest.TempPathFactory) -> Ahead:
-    return Ahead(tmp_path_factory.mktemp("lora"), rank=2)
+def with_lora(tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    return Subject(tmp_path_factory.mktemp("lora"), rank=2)
 
 
 @pytest.mark.parametrize("which", ["ahead", "with_lora"])
 def test_the_torch_engine_runs_it(request: pytest.FixtureRequest, which: str) -> None:
-    ahead: Ahead = request.getfixturevalue(which)
+    ahead: Subject = request.getfixturevalue(which)
     with Decoder.open(ahead.bundle, engine="torch") as decoder:
         [output] = decoder.generate([[7, 1, 30]], SAMPLED, draft_length=3, drafter="pass", trace=True)
-    worst, drawn = worst_law(ahead, [7, 1, 30], output)
+    worst, drawn = worst_distribution(ahead, [7, 1, 30], output)
     assert drawn
     assert worst < CLOSE
 
 
-def test_a_lora_where_look_aheads_are_read_changes_their_laws_and_no_text(ahead: Ahead, with_lora: Ahead) -> None:
+def test_a_lora_where_look_aheads_are_read_changes_their_distributions_and_no_text(
+    ahead: Subject, with_lora: Subject
+) -> None:
     worst, drawn = compared(with_lora, LINES)
     assert drawn > ENOUGH
     assert worst < CLOSE
@@ -138,7 +140,7 @@ def test_a_lora_where_look_aheads_are_read_changes_their_laws_and_no_text(ahead:
     assert proposed[0] != proposed[1]
 
 
-def test_greedy_and_coupled_texts_are_those_without_a_draft(ahead: Ahead) -> None:
+def test_greedy_and_coupled_texts_are_those_without_a_draft(ahead: Subject) -> None:
     asked = [("pass", length) for length in (1, 2, 4, 9, "3+3")]
     asked += [("pass+suffix", 1), ("pass+suffix", 9), ("lookup+pass", 2), ("lookup+pass", 4)]
     with Decoder.open(ahead.bundle, max_batch=4) as decoder:
@@ -150,7 +152,7 @@ def test_greedy_and_coupled_texts_are_those_without_a_draft(ahead: Ahead) -> Non
                 assert sum(one.speculation.proposed for one in found) > 30
 
 
-def test_a_round_proposes_as_many_as_the_places_that_are_left(ahead: Ahead) -> None:
+def test_a_round_proposes_as_many_as_the_places_that_are_left(ahead: Subject) -> None:
     """One look-ahead more than proposals is read, of which each that stands uses one up; the first round has none."""
     with Decoder.open(ahead.bundle) as decoder:
         for length in (1, 2, 4, 9):
@@ -161,7 +163,7 @@ def test_a_round_proposes_as_many_as_the_places_that_are_left(ahead: Ahead) -> N
                 assert len(one.proposal) == min(length, COUNTED, read - before.accepted)
 
 
-def test_a_text_that_depends_on_its_draft_depends_on_no_neighbour(ahead: Ahead) -> None:
+def test_a_text_that_depends_on_its_draft_depends_on_no_neighbour(ahead: Subject) -> None:
     """Not on longer lines or combs beside its own, nor on its row, nor on the memory, for want of which it waits."""
     with Decoder.open(ahead.bundle) as decoder:
         alone = [decoder.generate([prompt], SAMPLED, draft_length=2, drafter="pass")[0] for prompt in PROMPTS]
@@ -193,7 +195,7 @@ def noting_losses() -> Iterator[list[Any]]:
         yield lost
 
 
-def test_what_a_row_knew_is_not_what_its_next_request_knows(ahead: Ahead) -> None:
+def test_what_a_row_knew_is_not_what_its_next_request_knows(ahead: Subject) -> None:
     with Decoder.open(ahead.bundle, max_batch=1) as decoder:
         first = decoder.generate([[7, 1, 30]], SAMPLED, draft_length=4, drafter="pass")
         decoder.generate([[7, 1, 31]], SAMPLED, draft_length=4, drafter="pass")
@@ -231,8 +233,8 @@ keep, filled = Pass.keep, LookAheads.fill
         (look_aheads, "at_nodes", of_another_row),
     ],
 )
-def test_a_law_of_another_place_or_round_or_row_would_show_and_changes_no_text(
-    ahead: Ahead, swap: tuple[Any, str, Any]
+def test_a_distribution_of_another_place_or_round_or_row_would_show_and_changes_no_text(
+    ahead: Subject, swap: tuple[Any, str, Any]
 ) -> None:
     with patch.object(*swap):
         assert compared(ahead, LINES, far=FAR)[0] > FAR
@@ -249,15 +251,15 @@ def seen_by_all(self: LookAheads) -> None:
     self.ancestors[:, :, self._nodes.shape[1] :] = True
 
 
-def test_proposals_that_see_look_aheads_would_show(ahead: Ahead) -> None:
+def test_proposals_that_see_look_aheads_would_show(ahead: Subject) -> None:
     with patch.object(LookAheads, "fill", seen_by_all), Decoder.open(ahead.bundle, max_batch=4) as decoder:
         alone = decoder.generate(PROMPTS, PLAIN[0], draft_length=0)
         found = decoder.generate(PROMPTS, PLAIN[0], draft_length=4, drafter="pass")
     assert [one.token_ids for one in found] != [one.token_ids for one in alone]
 
 
-def after_a_round_without_it(ahead: Ahead) -> tuple[list[int], float]:
-    """How many a request proposes in each round, the second of which is plain, and how far from the oracle's laws."""
+def after_a_round_without_it(ahead: Subject) -> tuple[list[int], float]:
+    """How many a request proposes in each round (the second is plain), and how far from the oracle's."""
     with Decoder.open(ahead.bundle) as decoder:
         request = decoder.submit([7], SAMPLED, draft_length=3, drafter="pass", trace=True)
         for drafter, length in (("none", 0), ("pass", 3)):
@@ -266,11 +268,11 @@ def after_a_round_without_it(ahead: Ahead) -> tuple[list[int], float]:
         while decoder.step():
             pass
         output = request.output()
-    worst, _ = worst_law(ahead, [7], output)
+    worst, _ = worst_distribution(ahead, [7], output)
     return [len(one.proposal) for one in output.trace or ()], worst
 
 
-def test_a_place_that_is_not_known_any_more_is_not_proposed_for(ahead: Ahead) -> None:
+def test_a_place_that_is_not_known_any_more_is_not_proposed_for(ahead: Subject) -> None:
     proposed, worst = after_a_round_without_it(ahead)
     assert proposed[:3] == [0, 0, 0]
     assert proposed[3] == 3
@@ -286,7 +288,7 @@ def test_a_place_that_is_not_known_any_more_is_not_proposed_for(ahead: Ahead) ->
 
 
 @pytest.mark.parametrize("beside", [0, 2])
-def test_its_rounds_stay_on_the_device(ahead: Ahead, monkeypatch: pytest.MonkeyPatch, beside: int) -> None:
+def test_its_rounds_stay_on_the_device(ahead: Subject, monkeypatch: pytest.MonkeyPatch, beside: int) -> None:
     """What asks for a number of one on the meta device fails; so a round with look-aheads can be recorded."""
     monkeypatch.setattr(IdleEngine, "verify_width", 65)
     bundle = Bundle.open(ahead.bundle)
@@ -313,15 +315,15 @@ def test_its_rounds_stay_on_the_device(ahead: Ahead, monkeypatch: pytest.MonkeyP
     assert frame.verify.input_ids.shape == (2, 4 + beside + COUNTED)
 
 
-def test_it_ends_a_line_by_entropy_as_any_drafter(ahead: Ahead) -> None:
+def test_it_ends_a_line_by_entropy_as_any_drafter(ahead: Subject) -> None:
     rule = EntropyRule(shortest=1, longest=4, stop_above=0.9)
     with Decoder.open(ahead.bundle) as decoder:
         [output] = decoder.generate([[7, 1, 30]], SAMPLED, draft_length=rule, drafter="pass", trace=True)
-    assert worst_law(ahead, [7, 1, 30], output)[0] < CLOSE
+    assert worst_distribution(ahead, [7, 1, 30], output)[0] < CLOSE
     assert output.speculation.proposed
 
 
-def test_it_grows_no_trees_searches_no_beams_and_needs_look_aheads(ahead: Ahead, llama: Any) -> None:
+def test_it_grows_no_trees_searches_no_beams_and_needs_look_aheads(ahead: Subject, llama: Any) -> None:
     with Decoder.open(ahead.bundle) as decoder:
         assert "pass" in decoder.drafters
         assert "pass" not in decoder.growing
@@ -336,7 +338,7 @@ def test_it_grows_no_trees_searches_no_beams_and_needs_look_aheads(ahead: Ahead,
 
 @pytest.mark.parametrize(("name", "value"), [("verify_width", 20), ("takes_trees", False)])
 def test_an_engine_whose_steps_are_too_narrow_or_cannot_branch_refuses_it(
-    ahead: Ahead, monkeypatch: pytest.MonkeyPatch, name: str, value: object
+    ahead: Subject, monkeypatch: pytest.MonkeyPatch, name: str, value: object
 ) -> None:
     monkeypatch.setattr(OnnxRuntimeEngine, name, value)
     with Decoder.open(ahead.bundle) as decoder:
@@ -346,7 +348,7 @@ def test_an_engine_whose_steps_are_too_narrow_or_cannot_branch_refuses_it(
         assert decoder.submit([3, 4]).drafter == "lookup", "who names none gets one that runs here"
 
 
-def test_openvino_refuses_it_by_name(ahead: Ahead) -> None:
+def test_openvino_refuses_it_by_name(ahead: Subject) -> None:
     pytest.importorskip("openvino")
     with Decoder.open(ahead.bundle, engine="openvino") as decoder:
         with pytest.raises(RequestError, match="pass needs steps whose tokens branch"):
@@ -354,7 +356,7 @@ def test_openvino_refuses_it_by_name(ahead: Ahead) -> None:
         assert decoder.generate([[3, 4]], SAMPLED, drafter="lookup")
 
 
-def test_auto_chooses_its_length_and_mixed_leaves_it_out(ahead: Ahead) -> None:
+def test_auto_chooses_its_length_and_mixed_leaves_it_out(ahead: Subject) -> None:
     params = SamplingParams(max_new_tokens=40, ignore_eos=True)
     steps = {"pass": 0.01, "lookup": 2.0, "suffix": 2.0}  # copies never pay
     costs = table(acceptance=0.9, **{name: [[1.0 + step * k for k in LENGTHS]] * 2 for name, step in steps.items()})
@@ -369,12 +371,12 @@ def test_auto_chooses_its_length_and_mixed_leaves_it_out(ahead: Ahead) -> None:
         assert chosen == able
 
 
-def test_it_is_what_requests_draft_with_where_a_bundle_has_nothing_else(ahead: Ahead) -> None:
+def test_it_is_what_requests_draft_with_where_a_bundle_has_nothing_else(ahead: Subject) -> None:
     with Decoder.open(ahead.bundle) as decoder:
         assert decoder.submit([3, 4]).drafting.drafter == "pass"
 
 
-def test_the_bundle_says_how_many_there_are(ahead: Ahead) -> None:
+def test_the_bundle_says_how_many_there_are(ahead: Subject) -> None:
     bundle = Bundle.open(ahead.bundle)
     assert bundle.target.look_aheads == COUNTED
     assert bundle.heads == ()

@@ -1,4 +1,4 @@
-"""Drafts that say all tokens of a round in one pass propose by the laws that they have behind masks.
+"""Drafts that say all tokens of a round in one pass propose by the distributions that they have behind masks.
 
 The oracle is the draft in torch, asked anew for each round.
 """
@@ -16,7 +16,7 @@ from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.model import Model
 
 from ...kit.bundles import Pair, export_pair
-from ...kit.laws import CLOSE, ENOUGH, FAR, VOCAB, compared, kept_bytes
+from ...kit.distributions import CLOSE, ENOUGH, FAR, VOCAB, compared, kept_bytes
 from ...kit.models import tiny_llama
 
 MASK = 66  # the draft has tokens beyond those of its tokenizer
@@ -32,10 +32,10 @@ class Masked:
     def features(self, tokens: list[int]) -> torch.Tensor:
         return torch.zeros(0)
 
-    def laws(
+    def distributions(
         self, tokens: list[int], features: torch.Tensor, paths: list[list[int]], committed: int
     ) -> list[torch.Tensor]:
-        """Return its law behind each of these paths of proposals, which it does not know, after `tokens`."""
+        """Return its distribution behind each of these paths of proposals, which it does not know, after `tokens`."""
         most = max(map(len, paths))
         said = self.draft(torch.tensor([[*tokens, *[MASK] * most]])).logits[0, :, :VOCAB].softmax(-1)
         return [said[len(tokens) - 1 + len(path)] for path in paths]
@@ -58,7 +58,7 @@ def pard(tmp_path_factory: pytest.TempPathFactory) -> Masked:
 
 
 @pytest.mark.parametrize("memory", ["ample", "prefixes", "short"])
-def test_each_proposal_is_drawn_from_the_law_behind_masks(pard: Masked, memory: str) -> None:
+def test_each_proposal_is_drawn_from_the_distribution_behind_masks(pard: Masked, memory: str) -> None:
     """In lines and trees, beside copies, after rounds without it, after a prefix was found and places were given up."""
     options: dict[str, Any] = {
         "ample": {},

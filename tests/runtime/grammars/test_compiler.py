@@ -14,8 +14,8 @@ from trt_spec.runtime import Decoder, Grammar, RequestError, SamplingParams
 from trt_spec.runtime.grammars import compiler as compiler_module
 from trt_spec.runtime.grammars import trials
 from trt_spec.runtime.grammars.compiler import Compiler
-from trt_spec.runtime.grammars.compiling import one_of
 from trt_spec.runtime.grammars.guide import Guide
+from trt_spec.runtime.grammars.with_llguidance import one_of
 
 from ...kit.bundles import Pair
 from .vocabularies import DEMO, vocabulary
@@ -120,13 +120,13 @@ def test_a_grammar_that_ends_the_process_twice_is_told_so_and_refused_at_once_wh
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As one does that makes the library abort."""
-    program = Path(trials.compiling.__file__).read_text(encoding="utf-8")
+    program = Path(trials.with_llguidance.__file__).read_text(encoding="utf-8")
     planted = program.replace(
         "fields: Any = json.loads(line)", "fields: Any = json.loads(line); '!' in line and os._exit(6)"
     )
     assert planted != program
-    (tmp_path / "compiling.py").write_text(f"import os\n{planted}", encoding="utf-8")
-    monkeypatch.setattr(trials.compiling, "__file__", str(tmp_path / "compiling.py"))
+    (tmp_path / "with_llguidance.py").write_text(f"import os\n{planted}", encoding="utf-8")
+    monkeypatch.setattr(trials.with_llguidance, "__file__", str(tmp_path / "with_llguidance.py"))
     own, started = Compiler(DEMO), []
     popen = trials.subprocess.Popen
     monkeypatch.setattr(trials.subprocess, "Popen", lambda *args, **named: started.append(1) or popen(*args, **named))

@@ -81,12 +81,12 @@ def test_every_state_moves_and_changes_places_with_its_row(cache: KVCache):
 
 
 def test_where_states_stand_goes_with_their_row():
-    """Which tokens they have swallowed, and which slots hold what was read since."""
+    """Which tokens they have absorbed, and which slots hold what was read since."""
     cache = RowCache(ALONE, "cpu", ROWS)
     places = cache.recurrence
     for row, (base, slot) in enumerate([(5, 0), (40, 8), (33, 8)]):
         cache.make_room(row, [0], [base])
-        cache.wrote(row, 0, base, swallowed=base)
+        cache.wrote(row, 0, base, absorbed=base)
         places.base[row], places.slot[row] = base, slot
     cache.swap(0, 2)
     assert (places.base.tolist(), places.slot.tolist(), cache.bases) == ([33, 40, 5], [8, 8, 0], [33, 40, 5])
@@ -140,7 +140,7 @@ def test_kept_blocks_hold_every_state_of_tokens(in_blocks: bool):
     require(cache, 2, {name: entries[:, : 2 * BLOCK_TOKENS] for name, entries in first.items()})
 
 
-def test_no_call_may_begin_below_what_a_row_has_swallowed():
+def test_no_call_may_begin_below_what_a_row_has_absorbed():
     """A state of a row cannot be taken back."""
     cache = RowCache(EVERYTHING, "cpu", ROWS)
     for begin, end in ((0, 10), (9, 12), (12, 13)):

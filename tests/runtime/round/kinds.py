@@ -13,7 +13,7 @@ from trt_spec.runtime.state.plan import Level, Plan
 
 from ...kit.bundles import DRAFTERS_OF_A_PAIR
 
-KINDS: dict[str, dict[str, Any]] = {  # fields of a plan; sources and filters by name
+KINDS: dict[str, dict[str, Any]] = {  # fields of a plan; drafters and filters by name
     "plain": {"draft_length": 0, "coupled": True},
     "greedy": {"lines": [["model"]], "coupled": True},
     "rejection": {"lines": [["model"]], "rejection": True, "filters": ["temperature"]},

@@ -66,8 +66,8 @@ def test_each_bucket_is_recorded_once_and_rounds_run_ahead_within_it(
             pass
         kinds = dict(decoder._scheduler._rounds._seen)
     assert len(request.token_ids) == 110
-    assert {plan.live for plan in kinds} == {16, 32, 64, 128}
-    assert all(records is not None for plan, records in kinds.items() if plan.live > 16)
+    assert {plan.entries_read for plan in kinds} == {16, 32, 64, 128}
+    assert all(records is not None for plan, records in kinds.items() if plan.entries_read > 16)
     assert recorder.most_unread >= 2
     assert read == sorted(read)
 
@@ -95,7 +95,7 @@ def test_texts_and_caches_are_those_of_whole_caches_at_every_border(llama: Pair,
                     request.draft(choose.choice([0, 2, 4]), choose.choice(["model", "cascade", "lookup"]))
         kinds = dict(decoder._scheduler._rounds._seen)
     assert [tuple(request.token_ids) for request in requests] == expected
-    assert {plan.live for plan in kinds} >= {32, 64, 128}
+    assert {plan.entries_read for plan in kinds} >= {32, 64, 128}
     assert recorder.most_unread >= 2
 
 

@@ -22,7 +22,7 @@ from trt_spec.engines import Bundle, Contract
 from trt_spec.runtime import Decoder, EntropyRule, SamplingParams
 from trt_spec.runtime.acceptance.filters import Change
 from trt_spec.runtime.acceptance.seat import admit, make_rows
-from trt_spec.runtime.round.growth import beside_a_line, numbers_of_laws
+from trt_spec.runtime.round.growth import beside_a_line, numbers_of_distributions
 from trt_spec.runtime.round.result import RowResult
 from trt_spec.runtime.scheduling import capture
 from trt_spec.runtime.scheduling.capture import Rounds
@@ -31,8 +31,8 @@ from trt_spec.runtime.state.frame import Frame
 from trt_spec.runtime.state.indexing import counting
 from trt_spec.runtime.state.noise import constants
 from trt_spec.runtime.state.plan import Plan
-from trt_spec.runtime.state.proposal import Ahead
-from trt_spec.runtime.state.rows import BLOCK, Columns, branches_of
+from trt_spec.runtime.state.proposal import ProposedTokens
+from trt_spec.runtime.state.rows import STRETCH, Columns, branches_of
 from trt_spec.runtime.state.shapes import comb, line, tree
 
 from ...kit.bundles import DRAFTERS_OF_A_PAIR, Pair
@@ -83,7 +83,7 @@ def watch() -> Iterator[Watch]:
             return launched(*arguments)
 
     def forget() -> None:
-        for made_once in (counting, constants, beside_a_line, numbers_of_laws, branches_of):
+        for made_once in (counting, constants, beside_a_line, numbers_of_distributions, branches_of):
             made_once.cache_clear()
 
     forget()
@@ -116,8 +116,8 @@ class Stage:
         for row in range(3):
             admit(whole, row, [5, 6, 7], params, seed=2**40 + row, vocab_size=vocab)
             whole.stand_behind(row, [5, 6, 7], [8] * 8)
-        whole.fill_uniforms(0, 3, range(BLOCK), True)
-        whole.fill_uniforms(0, 3, range(BLOCK, 2 * BLOCK), True)
+        whole.fill_uniforms(0, 3, range(STRETCH), True)
+        whole.fill_uniforms(0, 3, range(STRETCH, 2 * STRETCH), True)
         whole.move(2, 1)
         k, plan = self.plan.draft_length, self.plan
         first, last = (tuple((own[place].name, k) for own in plan.lines if own) for place in (0, -1))
@@ -176,7 +176,7 @@ NOTICED = "tensor of the (host|device)|on the same device|_local_scalar_dense|no
 @pytest.mark.parametrize("plant", PLANTS)
 def test_what_a_gpu_would_wait_for_is_noticed_in_a_round(llama: Pair, watch: Watch, plant: str) -> None:
     class Planted(Change):
-        def apply(self, scores: Tensor, columns: Columns, ahead: Ahead | None) -> Tensor:
+        def apply(self, scores: Tensor, columns: Columns, ahead: ProposedTokens | None) -> Tensor:
             PLANTS[plant](scores, host)
             return scores
 
@@ -233,7 +233,7 @@ def decoder(llama: Pair, watch: Watch) -> Iterator[Decoder]:
 def test_a_decoder_sends_what_a_round_needs_and_reads_nothing_but_its_table(
     decoder: Decoder, watch: Watch, recorder: Recorder
 ) -> None:
-    """Prompts are read, rows move, drafts turn to another source and catch up, requests are cancelled."""
+    """Prompts are read, rows move, drafts turn to another drafter and catch up, requests are cancelled."""
     settings = [
         SamplingParams(temperature=temperature, max_new_tokens=24, ignore_eos=True, **fields)
         for temperature, fields in [
@@ -258,7 +258,7 @@ def test_a_decoder_sends_what_a_round_needs_and_reads_nothing_but_its_table(
             if len(requests[2].token_ids) > 9:
                 decoder.cancel(requests[2])
     assert [request.finish_reason for request in requests] == ["length"] * 2 + ["cancelled"] + ["length"] * 3
-    assert {source.name for plan in dice.plans for source in plan.drafters} == set(DRAFTERS_OF_A_PAIR)
+    assert {drafter.name for plan in dice.plans for drafter in plan.drafters} == set(DRAFTERS_OF_A_PAIR)
     assert {plan.batch for plan in dice.plans} >= {2, 3}, "rows were freed"
     assert recorder.most_unread >= 2
     assert all(count > 100 for count in watch.operations.values())

@@ -28,7 +28,7 @@ TYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def picked(logits: Tensor) -> Verdict:
-    verdict = Verdict(logits, told=True)
+    verdict = Verdict(logits, reads_best=True)
     verdict.winners.pick(logits, None)
     return verdict
 

@@ -26,11 +26,11 @@ def model(checkpoint: Path, temperature: float) -> Model:
     reads = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64).eval()
 
     @torch.inference_mode()
-    def law(tokens: Sequence[int]) -> Tensor:
+    def distribution(tokens: Sequence[int]) -> Tensor:
         logits = reads(torch.tensor([list(tokens)]), use_cache=False).logits[0, -1]
         return (logits / (temperature or 1.0)).softmax(-1)
 
-    return law
+    return distribution
 
 
 def luck_of(params: SamplingParams, length: int, k: int) -> Luck:
@@ -39,13 +39,13 @@ def luck_of(params: SamplingParams, length: int, k: int) -> Luck:
     seed = torch.tensor([[params.seed & 0xFFFFFFFF, params.seed >> 32]])
     draw, test = uniforms(seed[0], torch.tensor([length]), LINE)[0].unbind(-1)
 
-    def inverted(law: Tensor, number: int) -> int:
-        sums = law.cumsum(0)
+    def inverted(distribution: Tensor, number: int) -> int:
+        sums = distribution.cumsum(0)
         return int(torch.searchsorted(sums, draw[number if number < k else -1] * sums[-1], right=True))
 
-    def likeliest(law: Tensor, number: int) -> int:
-        noise = gumbels(seed, torch.tensor([[length + number]]), len(law))[0, 0] if params.temperature else 0.0
-        return int((law.log() + noise).argmax())
+    def likeliest(distribution: Tensor, number: int) -> int:
+        noise = gumbels(seed, torch.tensor([[length + number]]), len(distribution))[0, 0] if params.temperature else 0.0
+        return int((distribution.log() + noise).argmax())
 
     return Luck(likeliest if params.rule == "coupled" or not params.temperature else inverted, test.tolist())
 

@@ -20,7 +20,7 @@ from ...kit.listening import Heard, by_transformers, sound
 
 COOL = 1e-4  # a temperature at which the likeliest token is drawn
 SECONDS = 1.5
-Asked = list[tuple[float, list[int]]]  # the temperature and the tokens before each text
+Contexts = list[tuple[float, list[int]]]  # the temperature and the tokens before each text
 
 
 def heard(decoder: Decoder, samples: torch.Tensor, **options: Any) -> tuple[list[Heard], list[tuple[Window, Output]]]:
@@ -36,15 +36,15 @@ def heard(decoder: Decoder, samples: torch.Tensor, **options: Any) -> tuple[list
             return [(one.start, one.end, list(one.token_ids)) for one in ended.value.segments], asked
 
 
-def texts(asked: Sequence[tuple[Window, Output]]) -> Asked:
+def texts(asked: Sequence[tuple[Window, Output]]) -> Contexts:
     """Leave out what was asked about silence."""
     return [(one.params.temperature, one.prompt) for one, _ in asked if one.params.max_new_tokens > 1]
 
 
 @pytest.fixture
-def asked_there(monkeypatch: pytest.MonkeyPatch) -> Asked:
+def asked_there(monkeypatch: pytest.MonkeyPatch) -> Contexts:
     """What transformers asks for."""
-    asked, generate = Asked(), GenerationMixin.generate
+    asked, generate = Contexts(), GenerationMixin.generate
 
     def noting(self: Any, *arguments: Any, **options: Any) -> Any:
         config = options["generation_config"]
@@ -97,7 +97,7 @@ def between(values: Sequence[float], share: float) -> float:
     ],
 )
 def test_windows_are_heard_again_and_left_out_where_transformers_does_so(
-    listeners: Path, asked_there: Asked, means_there: list[float], kind: str, goes_on: bool
+    listeners: Path, asked_there: Contexts, means_there: list[float], kind: str, goes_on: bool
 ) -> None:
     samples, options = sound(SECONDS, 1), {"language": "de", "task": "transcribe"}
     with Decoder.open(listeners / "several-bundle") as decoder:
@@ -147,7 +147,7 @@ def test_windows_are_heard_again_and_left_out_where_transformers_does_so(
     ],
 )
 def test_what_was_said_before_stands_where_transformers_puts_it(
-    listeners: Path, asked_there: Asked, name: str, goes_on: bool, prompt: list[int]
+    listeners: Path, asked_there: Contexts, name: str, goes_on: bool, prompt: list[int]
 ) -> None:
     samples, options = sound(1.2, 2), {"language": "en"} if name == "several" else {}
     with Decoder.open(listeners / f"{name}-bundle") as decoder:
@@ -159,7 +159,7 @@ def test_what_was_said_before_stands_where_transformers_puts_it(
     assert_alike(found, expected)
 
 
-def test_a_text_of_a_high_temperature_is_no_context(listeners: Path, asked_there: Asked) -> None:
+def test_a_text_of_a_high_temperature_is_no_context(listeners: Path, asked_there: Contexts) -> None:
     samples, options = sound(1.2, 3), {"language": "en", "task": "transcribe"}
     never = {"logprob_threshold": 0.0}
     params = SamplingParams(seed=4)

@@ -24,7 +24,7 @@ class Shapes:
         self.logits_by_shape = [torch.as_tensor(one) for one in logits]
         self.asked: list[tuple[int, int, int]] = []
 
-    def law(self, context: Sequence[int], width: int, batch: int, decoded: int) -> Tensor:
+    def distribution(self, context: Sequence[int], width: int, batch: int, decoded: int) -> Tensor:
         self.asked.append((width, batch, decoded))
         return self.logits_by_shape[min(len(self.asked), len(self.logits_by_shape)) - 1]
 

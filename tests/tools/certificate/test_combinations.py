@@ -6,11 +6,11 @@ import pytest
 from trt_spec.engines import Bundle, RequestError
 from trt_spec.engines.onnxruntime import OnnxRuntimeEngine
 from trt_spec.runtime import SamplingParams
-from trt_spec.runtime.acceptance.parameters import RULES as TESTS
+from trt_spec.runtime.acceptance.parameter_fields import RULES as TESTS
 from trt_spec.runtime.state.most import MOST_LINES
 from trt_spec.runtime.state.shapes import Shape
 from trt_spec.tools.certificate.distribution import OF_RANDOM, SHAPES, TREE_SETTINGS, line_cases, shape_cases
-from trt_spec.tools.certificate.same_text import RULES, Asked, as_asked, each_prompt, in_turn, list_cases, mixed
+from trt_spec.tools.certificate.same_text import RULES, PlainAnswer, as_asked, each_prompt, in_turn, list_cases, mixed
 from trt_spec.tools.certificate.semantics import taking_turns
 from trt_spec.tools.certificate.subject import (
     COMBS_AND_TREES,
@@ -31,12 +31,12 @@ PROMPTS = 6
 
 
 @pytest.fixture
-def asked() -> list[Asked]:
+def asked() -> list[PlainAnswer]:
     """Each prompt with each rule, as they are asked; no answers are needed."""
-    return [Asked((prompt,), params, None) for params in RULES for prompt in range(PROMPTS)]  # type: ignore[arg-type]
+    return [PlainAnswer((prompt,), params, None) for params in RULES for prompt in range(PROMPTS)]  # type: ignore[arg-type]
 
 
-def test_a_case_asks_each_prompt_once_and_each_rule_alike(asked: list[Asked]):
+def test_a_case_asks_each_prompt_once_and_each_rule_alike(asked: list[PlainAnswer]):
     met = set()
     for number in range(len(RULES)):
         some = each_prompt(asked, number)
@@ -49,7 +49,7 @@ def test_a_case_asks_each_prompt_once_and_each_rule_alike(asked: list[Asked]):
 @pytest.mark.parametrize("requests", [2, 4, 6, 12, 18, 24])
 @pytest.mark.parametrize("drafters", [("lookup", "suffix", "random"), ("model", "lookup", "suffix", "ngram", "random")])
 def test_semantics_meets_each_drafter_with_each_length_and_each_request_twice(requests: int, drafters: tuple[str, ...]):
-    one = [Asked((number,), RULES[0], None) for number in range(requests)]  # type: ignore[arg-type]
+    one = [PlainAnswer((number,), RULES[0], None) for number in range(requests)]  # type: ignore[arg-type]
     again, choices = taking_turns(one, drafters, [1, 4, 16])
     assert set(choices) == set(product(drafters, [1, 4, 16]))
     assert all(again.count(each) >= 2 for each in one)
@@ -129,7 +129,7 @@ def test_each_source_has_a_line_beside_another(llama: Pair):
         assert {rule for _, rule, _, _ in every} == {rule for _, rule, _, _ in few} == set(TESTS)
 
 
-def test_alone_each_tree_is_met_by_requests_that_take_it(llama: Pair, asked: list[Asked]):
+def test_alone_each_tree_is_met_by_requests_that_take_it(llama: Pair, asked: list[PlainAnswer]):
     subject = Subject(Bundle.open(llama.bundle), "onnxruntime", "cpu", 4)
     with subject.open() as decoder:
         met = set()

@@ -100,7 +100,7 @@ def test_wrong_features_are_seen_in_what_heads_keep(headed: Pair, subject_of: Ca
 
 
 def by_another_place(rows: Any, plan: Any, *rest: Any) -> Any:
-    """Each token of a block is judged by the law of the place before it, as if that had drawn it."""
+    """Each token of a block is judged by the distribution of the place before it, as if that had drawn it."""
     proposal = propose(rows, plan, *rest)
     q = proposal.probabilities
     return proposal if q is None else proposal._replace(probabilities=q.roll(1, 1))
@@ -120,7 +120,7 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 @pytest.mark.parametrize("drafter", ["dflash", "dspark"])
 @pytest.mark.parametrize("faulty", [False, True])
-def test_a_token_of_a_block_that_is_judged_by_the_law_of_another_is_seen_in_the_distribution(
+def test_a_token_of_a_block_that_is_judged_by_the_distribution_of_another_is_seen_in_the_distribution(
     blocks: Pair, subject_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, drafter: str, faulty: bool
 ) -> None:
     every = distribution.list_cases

@@ -31,14 +31,14 @@ def ahead(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 def by_another_place(rows: Any, plan: Any, *rest: Any) -> Any:
-    """Each proposal is judged by the law of the place before it, as if that had drawn it."""
+    """Each proposal is judged by the distribution of the place before it, as if that had drawn it."""
     proposal = propose(rows, plan, *rest)
     q = proposal.probabilities
     return proposal if q is None else proposal._replace(probabilities=q.roll(1, 1))
 
 
 @pytest.mark.parametrize("faulty", [False, True])
-def test_a_proposal_that_is_judged_by_the_law_of_another_place_is_seen_in_the_distribution(
+def test_a_proposal_that_is_judged_by_the_distribution_of_another_place_is_seen_in_the_distribution(
     ahead: Pair, subject_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, faulty: bool
 ) -> None:
     every = distribution.list_cases

@@ -1,4 +1,4 @@
-"""A bundle with recurrent layers is certified as any other, and by what its states swallow."""
+"""A bundle with recurrent layers is certified as any other, and by what its states absorb."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -45,11 +45,11 @@ def test_a_fault_that_is_not_caught_fails_and_one_without_occasion_is_not_judged
         note("said to change something")
         return function
 
-    missed = "token that fell swallowed"
+    missed = "token that fell absorbed"
     monkeypatch.setitem(STATE_FAULTS, missed, (*STATE_FAULTS[missed][:2], harmless))
     findings = {one.case: one for one in found(hybrids("lfm2").bundle, batch=1)}
     assert findings[f"planted: {missed}"].passed is False
-    for name in ("padding swallowed", "states left behind when a row moves"):
+    for name in ("padding absorbed", "states left behind when a row moves"):
         alone = findings[f"planted: {name}"]
         assert (alone.passed, alone.detail) == (None, "it never had anything to change"), "in a single row"
 

@@ -23,7 +23,7 @@ from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.snapshots import EVERY
 from trt_spec.tools.dynamo.requests import seed_of
 from trt_spec.tools.dynamo.worker import parser
-from trt_spec.tools.serving.stepper import Flight
+from trt_spec.tools.serving.stepper import RequestGroup
 
 from ...kit.bundles import Pair
 from ...kit.hybrids import Hybrid
@@ -402,20 +402,20 @@ def test_what_is_sent_ends_in_no_half_of_a_stop_string_or_letter(
 ):
     """But under rejection, where another worker would draw again what was held back, and so make it rarer."""
     permits = threading.Semaphore(1)
-    step, progress = Decoder.step, Flight.progress
+    step, progress = Decoder.step, RequestGroup.progress
 
     def step_when_the_last_was_seen(self: Decoder) -> bool:
         if self.live or self._scheduler.seating.waiting:
             permits.acquire()
         return step(self)
 
-    async def progress_and_permit(self: Flight) -> Any:
+    async def progress_and_permit(self: RequestGroup) -> Any:
         news = await progress(self)
         permits.release()
         return news
 
     monkeypatch.setattr(Decoder, "step", step_when_the_last_was_seen)
-    monkeypatch.setattr(Flight, "progress", progress_and_permit)
+    monkeypatch.setattr(RequestGroup, "progress", progress_and_permit)
 
     async def chunks(decoder: Decoder) -> list[bytes]:
         engine, Context = made(decoder, "--rule", rule)

@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import pytest
 from trt_spec.runtime import Grammar, RequestError, SamplingParams
-from trt_spec.runtime.acceptance.parameters import HELP
+from trt_spec.runtime.acceptance.parameter_fields import HELP
 from trt_spec.tools.flags.sampling import add_sampling_flags, flag, sampling_params
 
 from ..conftest import assert_refused

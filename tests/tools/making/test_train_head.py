@@ -238,10 +238,12 @@ def test_a_layer_of_mtp_is_written_as_the_export_reads_it(target: str, tmp_path:
     rows = spoken_rows.Rows(text[None], hidden[:, :, :0], hidden[:, :, 0])
     found = []
     with torch.no_grad():
-        law = lesson.teacher.logits(rows.last).softmax(-1)[0]
-        for whose, logits in lesson.laws(loaded.module, rows, 2):
+        distribution = lesson.teacher.logits(rows.last).softmax(-1)[0]
+        for whose, logits in lesson.distributions(loaded.module, rows, 2):
             whose = whose[: len(text) - 3]  # the slots of which every step has a token
-            found.append(float(torch.minimum(law[whose], logits[0, : len(whose)].softmax(-1)).sum() / len(whose)))
+            found.append(
+                float(torch.minimum(distribution[whose], logits[0, : len(whose)].softmax(-1)).sum() / len(whose))
+            )
     [readings] = loaded.readings.values()
     assert readings == pytest.approx(found, abs=2e-3)
 
@@ -282,9 +284,9 @@ def test_parallel_heads_that_are_exported_overlap_with_their_target_as_the_lesso
     loaded = opened.kind.load(opened, lesson.teacher.model, contract, Sample(text.tolist(), 64))
     with torch.no_grad():
         rows = Rows(text[None], torch.empty(0), lesson.teacher.read(text[None], ())[:, :, -1])
-        laws, expected = lesson.teacher.logits(rows.last).softmax(-1), []
-        for whose, logits in lesson.laws(head, rows, 4):
-            overlap = torch.minimum(laws[:, whose], logits.softmax(-1)).sum(-1)
+        distributions, expected = lesson.teacher.logits(rows.last).softmax(-1), []
+        for whose, logits in lesson.distributions(head, rows, 4):
+            overlap = torch.minimum(distributions[:, whose], logits.softmax(-1)).sum(-1)
             expected.append(float(overlap[:, : len(text) - 4].mean()))
     assert loaded.readings["4 heads"] == pytest.approx(expected, abs=2e-4)  # written in float16
     assert len({round(share, 3) for share in expected}) == 4, "one place could pass for another"
@@ -301,10 +303,10 @@ def test_look_aheads_are_written_as_the_export_reads_them_and_say_there_what_the
     with torch.no_grad():
         for weight in head.parameters():
             weight.copy_(weight.half())
-        before = list(lesson.laws(head, rows, 4))
+        before = list(lesson.distributions(head, rows, 4))
         for weight in head.up:
             weight.normal_(std=0.3).copy_(weight.half())
-        said = list(lesson.laws(head, rows, 4))
+        said = list(lesson.distributions(head, rows, 4))
     assert all(torch.equal(a[1], b[1]) for a, b in zip(said, before, strict=True)) == (rank is None)
     lesson.write(head, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -348,10 +350,10 @@ def _shake(head: torch.nn.Module) -> None:
             torch.nn.init.normal_(weight, std=0.2)
 
 
-def test_medusas_heads_begin_as_the_targets_law_of_the_next_token(target: str, tmp_path: Path):
+def test_medusas_heads_begin_as_the_targets_distribution_of_the_next_token(target: str, tmp_path: Path):
     lesson, spoken = taught(target, tmp_path, "medusa")
     head, rows = lesson.begin(spoken, settings_of(target, "medusa", heads=3)), spoken.rows([1])
-    said = list(lesson.laws(head, rows, 4))
+    said = list(lesson.distributions(head, rows, 4))
     assert [whose.tolist() for whose, _ in said] == [list(range(place, 32)) for place in (1, 2, 3)]
     for whose, logits in said:
         torch.testing.assert_close(logits, lesson.teacher.logits(rows.last)[:, : len(whose)])
@@ -387,7 +389,7 @@ def test_a_head_knows_the_most_frequent_tokens(target: str, tmp_path: Path):
     assert sum(counts[ids]) == sum(counts.sort(descending=True)[0][:16])
 
 
-def test_what_the_target_said_is_kept_with_its_hidden_states_and_drawn_by_its_law(target: str, tmp_path: Path):
+def test_what_the_target_said_is_kept_with_its_hidden_states_and_drawn_by_its_distribution(target: str, tmp_path: Path):
     """Each row is read again at once: hidden states are the same up to bfloat16. A target that is sure is followed."""
     lesson, spoken = taught(target, tmp_path / "kept")
     rows = spoken.rows(range(24))
@@ -414,13 +416,13 @@ def test_held_out_rows_are_not_learned_from(target: str, tmp_path: Path):
 
 
 def test_acceptance_by_place_is_that_of_the_tokens_in_their_places(target: str, tmp_path: Path):
-    """A head that says the target's own law is accepted always, and one that says it a token late is not."""
+    """A head that says the target's own distribution is accepted always, and one that says it a token late is not."""
     lesson, spoken = taught(target, tmp_path)
 
     class Told(Eagle3Lesson):
         late = 0
 
-        def laws(self, head: Any, rows: Any, places: int) -> Any:
+        def distributions(self, head: Any, rows: Any, places: int) -> Any:
             logits, width = self.teacher.logits(rows.last), rows.tokens.shape[1]
             for place in range(places):
                 whose = torch.arange(place + 1, width)
@@ -439,7 +441,7 @@ def test_what_a_head_proposes_by_place_is_what_it_proposes_in_a_line(target: str
     rows = spoken.rows([1])
     committed = 20  # tokens; the target has read all but the last
     with torch.no_grad():
-        found = dict(enumerate(lesson.laws(head, rows, 4)))
+        found = dict(enumerate(lesson.distributions(head, rows, 4)))
         features = head.encoder(rows.hidden.unbind(2))
         cache, places = DynamicCache(), torch.arange(committed)[None]
         tokens = rows.tokens[:, :committed]
@@ -461,16 +463,16 @@ def test_the_bigram_is_counted_in_what_was_learned(target: str, tmp_path: Path):
         for one, following in pairwise(row):
             after.setdefault(one, torch.zeros(64))[following] += 1
     rows = spoken.rows(spoken.held_out)
-    laws, overlap = lesson.teacher.logits(rows.last).softmax(-1), []
-    for row, law in zip(rows.tokens.tolist(), laws, strict=True):
-        for one, p in zip(row[:-1], law, strict=False):
+    distributions, overlap = lesson.teacher.logits(rows.last).softmax(-1), []
+    for row, distribution in zip(rows.tokens.tolist(), distributions, strict=True):
+        for one, p in zip(row[:-1], distribution, strict=False):
             counts = after.get(one)
             overlap.append(0.0 if counts is None else float(torch.minimum(p, counts / counts.sum()).sum()))
     assert bigram(lesson, spoken)["overlap"] == pytest.approx(sum(overlap) / len(overlap), abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", LESSONS)
-def test_the_loss_vanishes_with_the_distance_to_the_law_it_is_taught(target: str, tmp_path: Path, kind: str):
+def test_the_loss_vanishes_with_the_distance_to_the_distribution_it_is_taught(target: str, tmp_path: Path, kind: str):
     """To begin with it is divergence, of a first step alone where there are steps; at the end what is not accepted.
 
     Later steps are taken on a third of the slots, places that are said at once all on a quarter.
@@ -484,10 +486,10 @@ def test_the_loss_vanishes_with_the_distance_to_the_law_it_is_taught(target: str
     first, later = (slice(None), slice(begin, 32 - 4, 3)) if steps else 2 * (slice(begin, None, 4),)
     apart, missed = [], []
     with torch.no_grad():
-        laws = lesson.teacher.logits(rows.last).softmax(-1)
-        for place, (whose, logits) in enumerate(lesson.laws(head, rows, 4)):
+        distributions = lesson.teacher.logits(rows.last).softmax(-1)
+        for place, (whose, logits) in enumerate(lesson.distributions(head, rows, 4)):
             slots = later if place else first
-            p, q = laws[:, whose][:, slots], logits.softmax(-1)[:, slots]
+            p, q = distributions[:, whose][:, slots], logits.softmax(-1)[:, slots]
             apart.append(float((p * (p / q).log()).sum(-1).mean()))
             missed.append(-float(torch.minimum(p, q).sum(-1).log().mean()))
         to_begin_with, at_the_end = (float(lesson.loss(head, rows, at, draw.manual_seed(3))) for at in (FIRST, 1.0))

@@ -101,7 +101,9 @@ def test_a_draft_of_a_gguf_file_has_its_tokenizer(tmp_path: Path):
 
 def test_what_earlier_drafts_leave_is_what_the_next_is_tested_against():
     """By hand: where both fail, what is left of p, and how often that is."""
-    p, first, second = (torch.tensor([[law]]) for law in ([0.5, 0.3, 0.2], [0.8, 0.1, 0.1], [0.0, 0.0, 1.0]))
+    p, first, second = (
+        torch.tensor([[distribution]]) for distribution in ([0.5, 0.3, 0.2], [0.8, 0.1, 0.1], [0.0, 0.0, 1.0])
+    )
     left, chance = what_others_miss(p, [first])
     assert left[0, 0].tolist() == pytest.approx([0, 2 / 3, 1 / 3])
     assert chance.item() == pytest.approx(0.3)

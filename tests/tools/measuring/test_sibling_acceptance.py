@@ -20,8 +20,10 @@ def enumerated(p: list[float], q: list[float], most: int) -> list[float]:
         fallen = share * (1 - accepted)
         if fallen and sum(residual) and most:
             without = [0.0 if other == token else weight for other, weight in enumerate(q)]
-            laws = [[weight / sum(law) for weight in law] for law in (residual, without)]
-            later = [a + fallen * b for a, b in zip(later, enumerated(*laws, most - 1), strict=True)]
+            distributions = [
+                [weight / sum(distribution) for weight in distribution] for distribution in (residual, without)
+            ]
+            later = [a + fallen * b for a, b in zip(later, enumerated(*distributions, most - 1), strict=True)]
     return [stands, *later]
 
 

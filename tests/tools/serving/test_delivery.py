@@ -12,7 +12,7 @@ from trt_spec.tools.serving.choices import ChoiceWriter
 from trt_spec.tools.serving.delivery import Stream
 
 
-class ScriptedFlight:
+class ScriptedGroup:
     """One request's news, round by round; the last round ends it."""
 
     def __init__(self, rounds: Sequence[Sequence[Piece]]) -> None:
@@ -69,7 +69,7 @@ class ScriptedWriter(ChoiceWriter[AnyChoice, AnyChoice]):
         return AnyChoice(index=index, finish_reason="length")
 
 
-def sent_by(flight: ScriptedFlight, writer: ScriptedWriter) -> list[dict]:
+def sent_by(group: ScriptedGroup, writer: ScriptedWriter) -> list[dict]:
     """Send a whole stream to a client that stays, and return the messages."""
     metrics = SimpleNamespace(between_chunks=SimpleNamespace(observe=lambda seconds: None))
     service = SimpleNamespace(keep_alive_seconds=60, metrics=metrics)
@@ -82,7 +82,7 @@ def sent_by(flight: ScriptedFlight, writer: ScriptedWriter) -> list[dict]:
     async def send(message: dict) -> None:
         messages.append(message)
 
-    asyncio.run(Stream(service, flight, writer, 1)({"type": "http"}, receive, send))
+    asyncio.run(Stream(service, group, writer, 1)({"type": "http"}, receive, send))
     return messages
 
 
@@ -91,7 +91,7 @@ PIECES = [[Piece("a", (1,), (True,))], [], [Piece("b", (2, 3), (True, False))]]
 
 @pytest.mark.parametrize("include_usage", [False, True])
 def test_the_end_of_a_stream_goes_out_with_its_last_chunk_and_rounds_without_news_send_nothing(include_usage: bool):
-    start, *parts = sent_by(ScriptedFlight(PIECES), ScriptedWriter(False, include_usage))
+    start, *parts = sent_by(ScriptedGroup(PIECES), ScriptedWriter(False, include_usage))
     assert (start["type"], start["status"]) == ("http.response.start", 200)
     assert [part["more_body"] for part in parts] == [True, False]
     first, last = (part["body"].decode().split("\n\n") for part in parts)
@@ -106,15 +106,15 @@ def test_the_end_of_a_stream_goes_out_with_its_last_chunk_and_rounds_without_new
 
 
 def test_what_opens_a_stream_goes_out_before_any_news():
-    _, opening, *_ = sent_by(ScriptedFlight(PIECES), ScriptedWriter(True))
+    _, opening, *_ = sent_by(ScriptedGroup(PIECES), ScriptedWriter(True))
     assert opening["body"].count(b"data: ") == 1
     assert b"token_ids" not in opening["body"]
 
 
 def test_an_error_in_mid_stream_is_the_last_that_is_sent():
-    flight = ScriptedFlight(PIECES)
-    flight.output = lambda index: 1 // 0
-    *_, chunk, last = sent_by(flight, ScriptedWriter(False))
+    group = ScriptedGroup(PIECES)
+    group.output = lambda index: 1 // 0
+    *_, chunk, last = sent_by(group, ScriptedWriter(False))
     assert (chunk["more_body"], last["more_body"]) == (True, False)
     piece, error, rest = last["body"].decode().split("\n\n")
     assert '"token_ids":[2,3]' in piece, "what came before it is not lost"

@@ -223,7 +223,7 @@ def test_too_many_idle_connections_make_room_for_who_has_something_to_say(
     llama: Pair, monkeypatch: pytest.MonkeyPatch, logged: list[logging.LogRecord]
 ):
     monkeypatch.setattr(Connection, "most", 8)
-    monkeypatch.setattr(Connection, "_told", -1e9)
+    monkeypatch.setattr(Connection, "_warned", -1e9)
     with serving(llama) as served, ExitStack() as stack:
         idle = open_sockets(served, 30, stack)
         for _ in range(3):

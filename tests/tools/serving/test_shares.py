@@ -16,14 +16,14 @@ from ...kit.small_tokenizers import byte_level, in_pieces
 SHIPPED = Tokenizer.from_file(str(Path(__file__).parents[3] / "tools" / "demo_pair" / "pycode-14m" / "tokenizer.json"))
 COMPOSING = byte_level(("<s>",))
 COMPOSING.normalizer = normalizers.NFKC()
-SWALLOWING = byte_level(("<s>",))
-SWALLOWING.add_special_tokens([AddedToken("<w>", rstrip=True)])
+STRIPPING = byte_level(("<s>",))
+STRIPPING.add_special_tokens([AddedToken("<w>", rstrip=True)])
 TOKENIZERS = {
     "shipped": SHIPPED,
     "bytes": byte_level(("<s>", "</s>")),
     "pieces": in_pieces(("<s>", "</s>")),
     "composing": COMPOSING,
-    "swallowing": SWALLOWING,
+    "stripping": STRIPPING,
 }
 TEXT = st.one_of(
     st.text(),

@@ -46,8 +46,8 @@ class Lesson(ABC, Generic[Head]):
         """Return what the head misses of these rows; `done` is the share of training done, `draw` a generator."""
 
     @abstractmethod
-    def laws(self, head: Head, rows: Rows, places: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """For place 1, 2 and so on of a round: which tokens' laws it proposes for [S], and its logits [B, S, V]."""
+    def distributions(self, head: Head, rows: Rows, places: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """For places 1, 2, … of a round: whose distributions it proposes for [S], and its logits [B, S, V]."""
 
     @abstractmethod
     def tensors(self, head: Head) -> dict[str, Tensor]:
@@ -77,9 +77,11 @@ def over(done: float) -> float:
 
 
 def missed(p: Tensor, log_q: Tensor, over: float) -> Tensor:
-    """Return what proposals drawn from q lose [B, S]; p is the target's law, or as much of it as the head may say."""
+    """Return what proposals drawn from q lose [B, S]; p is the target's, or as much of it as the head may say."""
     accepted = torch.minimum(p, log_q.exp()).sum(-1)
     reached = p.sum(-1)
-    apart = divergence(p, log_q) - torch.special.xlogy(reached, reached)  # 0 where q is the law of these tokens
+    apart = divergence(p, log_q) - torch.special.xlogy(
+        reached, reached
+    )  # 0 where q is the distribution of these tokens
     lost: Tensor = (1 - over) * apart - over * accepted.clamp(min=NEGLIGIBLE).log()
     return lost

@@ -25,7 +25,7 @@ DOWN = 0.05  # of what a LoRA begins with
 QKV = re.compile(r"(q|k|v|qkv|query|key|value|query_key_value)(_proj)?$|c_attn$")
 
 
-class Ahead(nn.Embedding):
+class LookAheadEmbeddings(nn.Embedding):
     """Look-aheads, and the LoRA that is added where they are read: a matrix down and one up for each of the layers."""
 
     def __init__(self, count: int, width: int, layers: Mapping[str, nn.Linear], rank: int) -> None:
@@ -35,16 +35,18 @@ class Ahead(nn.Embedding):
         self.up = nn.ParameterList(torch.zeros(layers[one].out_features, rank) for one in self.names)
 
 
-class PassLesson(Lesson[Ahead]):
+class PassLesson(Lesson[LookAheadEmbeddings]):
     @property
     def layers(self) -> tuple[int, ...]:
         return ()
 
-    def begin(self, spoken: Spoken, settings: HeadSettings) -> Ahead:
+    def begin(self, spoken: Spoken, settings: HeadSettings) -> LookAheadEmbeddings:
         """All begin as the mean of the tokens that are said, as far apart as these are."""
         self._refuse_unfit(settings)
         said = self.teacher.embedding[spoken.tokens(spoken.learned).flatten().to(self.teacher.device)].float()
-        look_aheads = Ahead(settings.heads or HEADS, said.shape[1], self._adapted(), settings.rank or 0).to(said.device)
+        look_aheads = LookAheadEmbeddings(
+            settings.heads or HEADS, said.shape[1], self._adapted(), settings.rank or 0
+        ).to(said.device)
         apart = torch.randn(look_aheads.weight.shape).to(said.device)
         look_aheads.weight = nn.Parameter(said.mean(0) + said.std(0) * apart)
         return look_aheads
@@ -65,30 +67,30 @@ class PassLesson(Lesson[Ahead]):
                 f"lower --length from {settings.length} to that"
             )
 
-    def rates(self, head: Ahead) -> list[tuple[Tensor, float]]:
+    def rates(self, head: LookAheadEmbeddings) -> list[tuple[Tensor, float]]:
         return []
 
-    def loss(self, head: Ahead, rows: Rows, done: float, draw: Any) -> Tensor:
-        laws, width, count = self.teacher.logits(rows.last).softmax(-1), rows.tokens.shape[1], len(head.weight)
+    def loss(self, head: LookAheadEmbeddings, rows: Rows, done: float, draw: Any) -> Tensor:
+        distributions, width, count = self.teacher.logits(rows.last).softmax(-1), rows.tokens.shape[1], len(head.weight)
         begins = int(torch.randint(min(SLOTS, width - count), (1,), generator=draw))
-        slots = torch.arange(begins, width, SLOTS, device=laws.device)
+        slots = torch.arange(begins, width, SLOTS, device=distributions.device)
         said = self._said(head, rows, slots)
-        total, weights = torch.zeros((), device=laws.device), 0.0
+        total, weights = torch.zeros((), device=distributions.device), 0.0
         for place in range(count):
             read = slots[slots < width - 1 - place]
             log_q = said[:, : len(read), place].log_softmax(-1)
-            total = total + LATER**place * missed(laws[:, read + place + 1], log_q, over(done)).mean()
+            total = total + LATER**place * missed(distributions[:, read + place + 1], log_q, over(done)).mean()
             weights += LATER**place
         return total / weights
 
-    def laws(self, head: Ahead, rows: Rows, places: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def distributions(self, head: LookAheadEmbeddings, rows: Rows, places: int) -> Iterator[tuple[Tensor, Tensor]]:
         slots = torch.arange(rows.tokens.shape[1], device=rows.last.device)
         said = self._said(head, rows, slots)
         for place in range(min(places, len(head.weight))):
             whose = slots[place + 1 :]
             yield whose, said[:, : len(whose), place]
 
-    def _said(self, head: Ahead, rows: Rows, slots: Tensor) -> Tensor:
+    def _said(self, head: LookAheadEmbeddings, rows: Rows, slots: Tensor) -> Tensor:
         """Return the logits [B, S, count, V] of all look-aheads behind the tokens in these slots [S].
 
         Each sees the text up to its slot, and the look-aheads before it. No token sees any of them.
@@ -126,12 +128,12 @@ class PassLesson(Lesson[Ahead]):
             if isinstance(module, nn.Linear) and module is not projection and not QKV.search(name)
         }
 
-    def tensors(self, head: Ahead) -> dict[str, Tensor]:
+    def tensors(self, head: LookAheadEmbeddings) -> dict[str, Tensor]:
         each = zip(head.names, head.down, head.up, strict=True)
         lora = {f"{LORA}{name}.{part}": one for name, *both in each for part, one in zip(PARTS, both, strict=True)}
         return {WEIGHT: head.weight} | lora
 
-    def fields(self, head: Ahead) -> dict[str, Any]:
+    def fields(self, head: LookAheadEmbeddings) -> dict[str, Any]:
         return {
             "model_type": PASS,
             "base_model_name_or_path": self.target_name,

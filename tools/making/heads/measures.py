@@ -23,9 +23,9 @@ def by_place(lesson: Lesson[Any], head: nn.Module, spoken: Spoken) -> dict[str, 
     overlap, greedy, tokens = (torch.zeros(PLACES, dtype=torch.float64) for _ in range(3))
     for chosen in torch.split(measured_rows(spoken), AT_ONCE):
         rows = spoken.rows(chosen)
-        laws = _laws(lesson, rows)
-        for place, (whose, logits) in enumerate(lesson.laws(head, rows, PLACES)):
-            p, q = laws[:, whose], logits.softmax(-1)
+        distributions = _distributions(lesson, rows)
+        for place, (whose, logits) in enumerate(lesson.distributions(head, rows, PLACES)):
+            p, q = distributions[:, whose], logits.softmax(-1)
             overlap[place] += float(torch.minimum(p, q).sum())
             greedy[place] += float((p.argmax(-1) == q.argmax(-1)).sum())
             tokens[place] += p[..., 0].numel()
@@ -43,8 +43,8 @@ def bigram(lesson: Lesson[Any], spoken: Spoken) -> dict[str, float]:
     overlap = greedy = tokens = 0.0
     for chosen in torch.split(measured_rows(spoken), AT_ONCE):
         rows = spoken.rows(chosen)
-        laws = _laws(lesson, rows)[:, :-1].flatten(0, 1).cpu()
-        for token, p in zip(rows.tokens[:, :-1].flatten().tolist(), laws, strict=True):
+        distributions = _distributions(lesson, rows)[:, :-1].flatten(0, 1).cpu()
+        for token, p in zip(rows.tokens[:, :-1].flatten().tolist(), distributions, strict=True):
             after = slice(int(begins[token]), int(begins[token + 1]))
             ids, counts = found[1, after], often[after].float()
             tokens += 1
@@ -54,7 +54,7 @@ def bigram(lesson: Lesson[Any], spoken: Spoken) -> dict[str, float]:
     return {"overlap": round(overlap / tokens, 4), "greedy": round(greedy / tokens, 4)}
 
 
-def _laws(lesson: Lesson[Any], rows: Rows) -> Tensor:
+def _distributions(lesson: Lesson[Any], rows: Rows) -> Tensor:
     return lesson.teacher.logits(rows.last).softmax(-1)
 
 

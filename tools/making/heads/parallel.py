@@ -1,8 +1,8 @@
 """Medusa and blockwise heads: each reads the target's last hidden state and says the token of one place.
 
-All share the target's vocabulary projection, which stays as it is. Medusa's begin as the target's own law of the next
-token, since a layer of theirs can only add, and blockwise ones with what the best linear map foretells of the hidden
-state of their place.
+All share the target's vocabulary projection, which stays as it is. Medusa's begin as the target's own distribution of
+the next token, since a layer of theirs can only add, and blockwise ones with what the best linear map foretells of the
+hidden state of their place.
 """
 
 from abc import abstractmethod
@@ -51,18 +51,18 @@ class ParallelLesson(Lesson[ParallelHeads]):
         return []
 
     def loss(self, head: ParallelHeads, rows: Rows, done: float, draw: Any) -> Tensor:
-        laws, width = self.teacher.logits(rows.last).softmax(-1), rows.tokens.shape[1]
+        distributions, width = self.teacher.logits(rows.last).softmax(-1), rows.tokens.shape[1]
         begins = int(torch.randint(min(SLOTS, width - len(head.blocks)), (1,), generator=draw))
-        slots = torch.arange(begins, width, SLOTS, device=laws.device)
-        total, weights = torch.zeros((), device=laws.device), 0.0
+        slots = torch.arange(begins, width, SLOTS, device=distributions.device)
+        total, weights = torch.zeros((), device=distributions.device), 0.0
         for place in range(len(head.blocks)):
             read = slots[slots < width - 1 - place]
             log_q = _logits(head, place, rows.last[:, read]).log_softmax(-1)
-            total = total + LATER**place * missed(laws[:, read + place + 1], log_q, over(done)).mean()
+            total = total + LATER**place * missed(distributions[:, read + place + 1], log_q, over(done)).mean()
             weights += LATER**place
         return total / weights
 
-    def laws(self, head: ParallelHeads, rows: Rows, places: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def distributions(self, head: ParallelHeads, rows: Rows, places: int) -> Iterator[tuple[Tensor, Tensor]]:
         slots = torch.arange(rows.tokens.shape[1], device=rows.last.device)
         for place in range(min(places, len(head.blocks))):
             whose = slots[place + 1 :]

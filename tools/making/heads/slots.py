@@ -58,8 +58,8 @@ class SlotLesson(Lesson[Slots]):
         }
 
     def loss(self, head: Slots, rows: Rows, done: float, draw: Any) -> Tensor:
-        laws, known = self.teacher.logits(rows.last).softmax(-1), self.known(head)
-        laws = laws if known is None else laws[..., known]
+        distributions, known = self.teacher.logits(rows.last).softmax(-1), self.known(head)
+        distributions = distributions if known is None else distributions[..., known]
         gone = over(done)
         width = rows.tokens.shape[1]
         last = width - STEPS
@@ -69,12 +69,15 @@ class SlotLesson(Lesson[Slots]):
         slots = torch.arange(width - 1, device=rows.tokens.device)
         total, weights = torch.zeros((), device=rows.tokens.device), 0.0
         for step, normed in enumerate(head.unrolled(rows.tokens[:, 1:], self.features(head, rows), steps, later=later)):
-            p, log_q = laws[:, (slots if step == 0 else later) + step + 1], head.lm_head(normed).log_softmax(-1)
+            p, log_q = (
+                distributions[:, (slots if step == 0 else later) + step + 1],
+                head.lm_head(normed).log_softmax(-1),
+            )
             total = total + LATER**step * missed(p, log_q, gone).mean()
             weights += LATER**step
         return total / weights
 
-    def laws(self, head: Slots, rows: Rows, places: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def distributions(self, head: Slots, rows: Rows, places: int) -> Iterator[tuple[Tensor, Tensor]]:
         slots = torch.arange(rows.tokens.shape[1] - 1, device=rows.tokens.device)
         for step, normed in enumerate(head.unrolled(rows.tokens[:, 1:], self.features(head, rows), places)):
             valid = slots[: len(slots) - step]

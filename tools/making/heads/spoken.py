@@ -29,7 +29,7 @@ class Rows:
 
     tokens: Tensor  # [B, T]
     hidden: Tensor  # [B, T, layers, H]
-    last: Tensor  # [B, T, H], of which its law follows
+    last: Tensor  # [B, T, H], of which its distribution follows
 
 
 class Spoken:
@@ -94,8 +94,8 @@ class Spoken:
             self._hidden[rows, begin:end] = hidden.cpu().to(STORED)
             if end == self.length:
                 return
-            law = teacher.logits(hidden[:, -1, -1]).softmax(-1)
-            given, begin = torch.multinomial(law, 1, generator=generator), end
+            distribution = teacher.logits(hidden[:, -1, -1]).softmax(-1)
+            given, begin = torch.multinomial(distribution, 1, generator=generator), end
 
 
 def _mapped(file: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:

@@ -1,4 +1,4 @@
-"""The target as a teacher: its hidden states, and the law of the next token that follows from the last of them."""
+"""The target as a teacher: its hidden states, and the next token's distribution, made from the last of them."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,7 +11,7 @@ from ....engines import RequestError
 from ....export.checking.oracle import states_read
 from ....export.checkpoints.checkpoint import Checkpoint, load_model
 
-PROBE = 16  # tokens on which the law is compared with the model's own logits
+PROBE = 16  # tokens on which the distribution is compared with the model's own logits
 ATTENTIONS = ("sdpa", "eager")  # the first that gives them
 
 

@@ -57,7 +57,7 @@ def attend_part(
     scale,
     softcap,
     width,
-    told,
+    tail,
     capacity,
     kv_heads,
     parts,
@@ -85,11 +85,11 @@ def attend_part(
     tile, part, of = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     batch, kv_head = (of // kv_heads).to(tl.int64), (of % kv_heads).to(tl.int64)
     first = tl.load(start + batch).to(tl.int32)
-    before_tail = first - (told - width)
+    before_tail = first - (tail - width)
     row = tile * ROWS + tl.arange(0, ROWS)  # heads that share a key head are rows beside one another
     token, head = row // GROUP, kv_head * GROUP + row % GROUP
     asked = token < width
-    own = tl.load(depths + batch * told + (told - width) + token, mask=asked, other=2**30).to(tl.int32)
+    own = tl.load(depths + batch * tail + (tail - width) + token, mask=asked, other=2**30).to(tl.int32)
     position = first + own
     lowest = first_seen(tl.min(position, 0), before_tail, WINDOW)
     begin = tl.maximum(part * PART, lowest // BLOCK * BLOCK)
@@ -103,7 +103,7 @@ def attend_part(
         )
         keys_at = key + batch * key_batch + kv_head * key_head + place[:, None]
         values_at = value + batch * value_batch + kv_head * value_head + value_place[None, :]
-        told_at = ancestors + (batch * width + token[:, None]) * told
+        tail_at = ancestors + (batch * width + token[:, None]) * tail
         peak = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         found = tl.zeros([ROWS, VALUE_PADDED], tl.float32)
@@ -116,12 +116,12 @@ def attend_part(
             scores = product(queries, keys, WIDEN) * scale
             if CAPPED:
                 scores = capped(scores, softcap)
-            within = entry - before_tail  # the place of each among those that the call is told of
+            within = entry - before_tail  # the place of each among those that the call lists
             listed = (within >= 0) & alive
-            below = tl.load(told_at + within[None, :], mask=asked[:, None] & listed[None, :], other=0)
+            below = tl.load(tail_at + within[None, :], mask=asked[:, None] & listed[None, :], other=0)
             seen = alive[None, :] & ((within < 0)[None, :] | (below != 0))
             if WINDOW:
-                depth = tl.load(depths + batch * told + within, mask=listed, other=0).to(tl.int32)
+                depth = tl.load(depths + batch * tail + within, mask=listed, other=0).to(tl.int32)
                 at = tl.where(listed, first + depth, entry)
                 seen = seen & (at[None, :] <= position[:, None]) & (at[None, :] > position[:, None] - WINDOW)
             scores = tl.where(seen, scores, float("-inf"))
@@ -157,7 +157,7 @@ def join_parts(
     sinks,  # [heads], a score each with no value behind it
     attended,  # [B, S, heads, V]
     width,
-    told,
+    tail,
     capacity,
     heads,
     parts,
@@ -171,8 +171,8 @@ def join_parts(
     row, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     head, token = row // width, row % width
     first = tl.load(start + batch).to(tl.int32)
-    own = tl.load(depths + batch * told + (told - width) + token).to(tl.int32)
-    lowest = first_seen(first + own, first - (told - width), WINDOW)
+    own = tl.load(depths + batch * tail + (tail - width) + token).to(tl.int32)
+    lowest = first_seen(first + own, first - (tail - width), WINDOW)
     end = tl.minimum(first + width, capacity)
     part, place = tl.arange(0, PARTS), tl.arange(0, VALUE_PADDED)
     alive = (part * PART < end) & (part * PART + PART > lowest)
@@ -214,13 +214,13 @@ def attention(
     shared = heads // kv_heads
     depths, ancestors, start = depths.contiguous(), ancestors.contiguous(), start.contiguous()
     query, key, value = (one if one.stride(3) == 1 else one.contiguous() for one in (query, key, value))
-    told, padded = ancestors.shape[2], [max(16, triton.next_power_of_2(one)) for one in (size, value_size)]
+    tail, padded = ancestors.shape[2], [max(16, triton.next_power_of_2(one)) for one in (size, value_size)]
     peaks, totals = query.new_empty((2, batch, heads, width, parts), dtype=torch.float32)
     sums = query.new_empty((batch, heads, width, parts, value_size), dtype=torch.float32)
     attended = query.new_empty((batch, width, heads, value_size))
     attend_part[(triton.cdiv(width * shared, ROWS), parts, batch * kv_heads)](
         *(query, key, value, start, depths, ancestors, sums, peaks, totals),
-        *(scale, softcap or 1.0, width, told, capacity, kv_heads, parts),
+        *(scale, softcap or 1.0, width, tail, capacity, kv_heads, parts),
         *(*query.stride()[:3], *key.stride()[:3], *value.stride()[:3]),
         GROUP=shared,
         SIZE=size,
@@ -236,7 +236,7 @@ def attention(
     )
     join_parts[(heads * width, batch)](
         *(sums, peaks, totals, start, depths, sinks if sinks is not None else peaks, attended),
-        *(width, told, capacity, heads, parts),
+        *(width, tail, capacity, heads, parts),
         VALUE_SIZE=value_size,
         VALUE_PADDED=padded[1],
         PARTS=MOST_PARTS,

@@ -11,7 +11,7 @@ RULES = ("rejection", "tokenwise", "coupled")
 
 
 @dataclass(frozen=True)
-class Parameters:
+class ParameterFields:
     """All fields, as filters read them, and what follows from them."""
 
     max_new_tokens: int = 128
@@ -122,6 +122,6 @@ HELP = {
 }
 
 
-def told(*names: str) -> dict[str, str]:
+def help_for(*names: str) -> dict[str, str]:
     """Return the help of these parameters, which a filter reads."""
     return {name: HELP[name] for name in names}

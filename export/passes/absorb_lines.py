@@ -1,7 +1,7 @@
-"""Let ONNX Runtime's LinearAttention swallow what stands and answer, where the tokens of a call form a line.
+"""Let ONNX Runtime's LinearAttention absorb what stands and answer, where the tokens of a call form a line.
 
 Two `If`s choose: a line whose tokens all stand, a line whose tokens may all fall, else any tree, by the plain form.
-That also computes the later steps of a draft, which swallow nothing, and prompts of unlike lengths read together.
+That also computes the later steps of a draft, which absorb nothing, and prompts of unlike lengths read together.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -16,7 +16,7 @@ MARKS = (QUERY, KEYS, VALUES, DECAYS, RATES, ANSWER)
 STATE, PAST = "present_state_", "past_state_"
 
 
-def swallow_lines(model: ir.Model) -> int:
+def absorb_lines(model: ir.Model) -> int:
     """Give it each layer with such a state; returns how many there were."""
     graph = model.graph
     inputs = {str(value.name): value for value in graph.inputs}
@@ -107,7 +107,7 @@ class _Call:
             return op("Cast", op("Min", *each), to=ir.DataType.BOOL)
 
         self.is_line = [
-            all_of(*places, op("Equal", inputs["fold"], swallowed)) for swallowed in (count, op("Add", count, width))
+            all_of(*places, op("Equal", inputs["fold"], absorbed)) for absorbed in (count, op("Add", count, width))
         ]
         self._sizes = op("Concat", before, width, axis=0)
         pending = op("Less", number, op("Unsqueeze", count, op.stored([1])))
@@ -116,7 +116,7 @@ class _Call:
         self.nodes = op.made
 
     def along_a_line(self, marks: Mapping[str, ir.Value], state: ir.Value, own_stand: bool) -> ir.Graph:
-        """Swallow the pending tokens, and answer behind each of the call's own, which are swallowed if they stand."""
+        """Absorb the pending tokens, and answer behind each of the call's own, which are absorbed if they stand."""
         op = Nodes(self._graph)
         heads, _, size = _fixed(state)
 

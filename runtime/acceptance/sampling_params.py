@@ -7,7 +7,7 @@ from typing import Any
 from .beams import refuse_beside_beams
 from .checks import require
 from .filters import FILTERS
-from .parameters import Parameters
+from .parameter_fields import ParameterFields
 from .ranges import refuse_out_of_range
 
 
@@ -31,7 +31,7 @@ class Frozen(Mapping[Any, Any]):
 
 
 @dataclass(frozen=True)
-class SamplingParams(Parameters):
+class SamplingParams(ParameterFields):
     """Parameters, validated once, here; `HELP` explains each. Collections are copied, so they cannot change later."""
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The laws that requests ask for, in float64, of logits behind each token of a text: written apart from the filters."""
+"""The distributions that requests ask for, in float64, after each token of a text; written apart from the filters."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,10 @@ from trt_spec.runtime import SamplingParams
 
 from .exact import warpers_of
 from .grammars import AUTOMATON, SPELLED, state_after
-from .points import Asked
+from .points import Reweight
 
 
-def law_asked_by(params: SamplingParams) -> Asked:
+def distribution_asked_by(params: SamplingParams) -> Reweight:
     warpers = warpers_of(params)
     assert params.grammar in (None, SPELLED)
 

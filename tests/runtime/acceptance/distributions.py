@@ -12,14 +12,14 @@ V = 4
 EXACT = 1e-12
 
 
-Law = dict[tuple[int, ...], Tensor]  # of the next token, after each prefix
+Distribution = dict[tuple[int, ...], Tensor]  # of the next token, after each prefix
 
 
 class Models(NamedTuple):
     """The distributions of target and draft after each prefix of 0 … K tokens."""
 
-    p: Law
-    q: Law
+    p: Distribution
+    q: Distribution
 
     def target_after(self, tokens: tuple[int, ...], until: int) -> Tensor:
         """The joint of the tokens that follow, as many as make `until`."""
@@ -32,8 +32,8 @@ class Models(NamedTuple):
         return torch.stack(each)
 
 
-def mass_of(law: Law, tokens: tuple[int, ...]) -> float:
-    return prod(law[tokens[:i]][token].item() for i, token in enumerate(tokens))
+def mass_of(distribution: Distribution, tokens: tuple[int, ...]) -> float:
+    return prod(distribution[tokens[:i]][token].item() for i, token in enumerate(tokens))
 
 
 def random_models(seed: int, k: int, dtype: torch.dtype, spread: float = 1.5) -> Models:
@@ -41,26 +41,29 @@ def random_models(seed: int, k: int, dtype: torch.dtype, spread: float = 1.5) ->
     p, q = {}, {}
     for length in range(k + 1):
         for prefix in product(range(V), repeat=length):
-            for law, scale in ((p, spread), (q, 1.0)):
+            for distribution, scale in ((p, spread), (q, 1.0)):
                 logits = scale * torch.randn(V, generator=generator, dtype=torch.float64)
-                law[prefix] = logits.to(dtype).softmax(-1)
+                distribution[prefix] = logits.to(dtype).softmax(-1)
     return Models(p, q)
 
 
 def with_exclusions(models: Models) -> Models:
     """Filters leave tokens out, of target and draft not always the same; token 1 always stays."""
-    p = {prefix: keep(law, (0, 1) if sum(prefix) % 2 else (1, 2)) for prefix, law in models.p.items()}
-    q = {prefix: keep(law, (1, 2) if len(prefix) % 2 else (0, 1, 2)) for prefix, law in models.q.items()}
+    p = {prefix: keep(distribution, (0, 1) if sum(prefix) % 2 else (1, 2)) for prefix, distribution in models.p.items()}
+    q = {
+        prefix: keep(distribution, (1, 2) if len(prefix) % 2 else (0, 1, 2))
+        for prefix, distribution in models.q.items()
+    }
     return Models(p, q)
 
 
-def keep(law: Tensor, tokens: Sequence[int]) -> Tensor:
-    kept = torch.zeros_like(law)
-    kept[list(tokens)] = law[list(tokens)]
+def keep(distribution: Tensor, tokens: Sequence[int]) -> Tensor:
+    kept = torch.zeros_like(distribution)
+    kept[list(tokens)] = distribution[list(tokens)]
     return kept / kept.sum()
 
 
-def excess(target: Law, joint: Tensor, lenience: float) -> float:
+def excess(target: Distribution, joint: Tensor, lenience: float) -> float:
     """By how much a token of the joint is likelier after what precedes it than 1 / lenience times the target's own."""
     found = []
     for prefix, p in target.items():

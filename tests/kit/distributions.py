@@ -1,4 +1,4 @@
-"""Random rounds of a draft among others, and how far the laws of its proposals are from an oracle's."""
+"""Random rounds of a draft among others, and how far the distributions of its proposals are from an oracle's."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -31,18 +31,18 @@ class Drafted(Protocol):
     def features(self, tokens: list[int]) -> torch.Tensor:
         """Return what it reads of the target beside each token but the first [L - 1, size], if it reads any."""
 
-    def laws(
+    def distributions(
         self, tokens: list[int], features: torch.Tensor, paths: list[list[int]], committed: int
     ) -> list[torch.Tensor]:
-        """Return its law behind each of these paths of proposals, after `tokens`.
+        """Return its distribution behind each of these paths of proposals, after `tokens`.
 
         The round before has committed so many of these; 0: there was none.
         """
 
 
 @torch.no_grad()
-def worst_law(drafted: Drafted, prompt: list[int], output: Output) -> tuple[float, int]:
-    """Return how far the laws of a request's proposals are from the oracle's, and in how many rounds it drew some."""
+def worst_distribution(drafted: Drafted, prompt: list[int], output: Output) -> tuple[float, int]:
+    """Return how far a request's proposals' distributions are from the oracle's, and how many rounds drew some."""
     worst, drawn, tokens, committed = 0.0, 0, [*prompt], 0
     features = drafted.features([*prompt, *output.token_ids])
     for one in output.trace or ():
@@ -59,9 +59,9 @@ def worst_law(drafted: Drafted, prompt: list[int], output: Output) -> tuple[floa
                 for path, sibling in zip(beside, one.siblings, strict=True)
                 if sibling.q < 1  # else of a line of copies
             ]
-            laws = drafted.laws(tokens, features, [path for path, _, _ in found], committed)
-            for law, (_, token, q) in zip(laws, found, strict=True):
-                worst = max(worst, abs(float(law[token]) - q))
+            distributions = drafted.distributions(tokens, features, [path for path, _, _ in found], committed)
+            for distribution, (_, token, q) in zip(distributions, found, strict=True):
+                worst = max(worst, abs(float(distribution[token]) - q))
         said = [*one.standing, *([] if one.next_token is None else [one.next_token])]
         tokens, committed = [*tokens, *said], len(said)
     assert tokens[: len(prompt) + len(output.token_ids)] == [*prompt, *output.token_ids], "the trace tells the text"
@@ -117,7 +117,7 @@ def compared(
     far: float = inf,
     **options: Any,
 ) -> tuple[float, int]:
-    """Return how far a law is from the oracle's at worst, and in how many rounds some were drawn from.
+    """Return how far a distribution is from the oracle's at worst, and in how many rounds some were drawn from.
 
     It ends with the first request of which one is `far` away.
     """
@@ -125,7 +125,7 @@ def compared(
     with Decoder.open(drafted.bundle, max_batch=3, **options) as decoder:
         rounds = rounds_of_all_kinds(decoder, drafted.name, seed=0, listed=listed, shared=shared)
         for one in rounds:
-            found.append(worst_law(drafted, *one))
+            found.append(worst_distribution(drafted, *one))
             if found[-1][0] > far:
                 break
         assert bool(decoder.prefixes.found_tokens) == ("prefix_bytes" in options)
