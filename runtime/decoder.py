@@ -262,9 +262,9 @@ class Decoder:
     ) -> Request:
         """Validate a request and queue it; it starts in one of the next steps.
 
-        Where the bundle has an encoder the text stands behind a `source`: text or token ids, or samples of sound,
-        16,000 a second. It begins then as the model begins, behind which a prompt of text goes on, or with the token
-        ids that are given.
+        Where the bundle has an encoder, it reads a `source`: text, token ids, or samples of sound, 16,000 a second.
+        The output then begins with the model's own first tokens, and a prompt of text follows these; a prompt of
+        token ids takes their place.
         Of requests that wait for a row the one with the lowest `priority` starts first, and the oldest of these.
         Requests that begin alike find what it leaves only if they have the same `cache_salt`. A `prediction` of
         the output, such as the text that it edits, makes it faster; drafter suffix, then the default, copies from it.

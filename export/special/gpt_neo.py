@@ -1,4 +1,4 @@
-"""Attend as GPT-Neo does, of whose layers some see a window; its own finds that out from where entries lie."""
+"""Attend as GPT-Neo does: some of its layers see a window, which its own code derives from the places of entries."""
 
 from contextlib import AbstractContextManager
 from typing import Any

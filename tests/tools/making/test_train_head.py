@@ -419,7 +419,7 @@ def test_acceptance_by_place_is_that_of_the_tokens_in_their_places(target: str, 
     """A head that says the target's own distribution is accepted always, and one that says it a token late is not."""
     lesson, spoken = taught(target, tmp_path)
 
-    class Told(Eagle3Lesson):
+    class Listed(Eagle3Lesson):
         late = 0
 
         def distributions(self, head: Any, rows: Any, places: int) -> Any:
@@ -428,7 +428,7 @@ def test_acceptance_by_place_is_that_of_the_tokens_in_their_places(target: str, 
                 whose = torch.arange(place + 1, width)
                 yield whose, logits[:, whose - self.late]
 
-    told = Told(lesson.teacher)
+    told = Listed(lesson.teacher)
     assert by_place(told, torch.nn.Identity(), spoken) == {"overlap": [1.0] * 4, "greedy": [1.0] * 4}
     told.late = 1
     assert max(by_place(told, torch.nn.Identity(), spoken)["overlap"]) < 0.9

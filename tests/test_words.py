@@ -1,0 +1,54 @@
+"""One word is one thing: the glossary is short, and what it replaced is in no code, page or message."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+RETIRED = {  # in identifiers too; each with the word that took its place
+    "law": "distribution",
+    "laws": "distributions",
+    "swallow": "absorb",
+    "swallows": "absorbs",
+    "swallowed": "absorbed",
+    "swallowing": "absorbing",
+}
+RETIRED_CLASSES = ("Ahead", "Asked", "Flight", "Source(Protocol)", "Told")  # a class `Source` is what an encoder reads
+WORD = re.compile(rf"(?<![a-z])({'|'.join(RETIRED)})(?![a-z])", re.IGNORECASE)
+MOST_WORDS = 40
+
+
+def found_in(text: str) -> list[str]:
+    return WORD.findall(text) + [
+        one for one in RETIRED_CLASSES if re.search(rf"^ *class {re.escape(one)}(?!\w)", text, re.M)
+    ]
+
+
+def test_no_file_has_a_retired_word() -> None:
+    files = [page for page in ROOT.glob("*.md") if page.name != "CHANGELOG.md"]
+    for folder in ("engines", "export", "runtime", "tests", "tools"):
+        files += [file for file in (ROOT / folder).rglob("*") if file.suffix in (".py", ".md")]
+    files.remove(Path(__file__).resolve())
+    assert len(files) > 500
+    assert {str(file): words for file in files if (words := found_in(file.read_text(encoding="utf-8")))} == {}
+
+
+@pytest.mark.parametrize("text", ["Behind a law.", "have_laws = 1", "SWALLOWED", "class Flight(NamedTuple):"])
+def test_a_retired_word_would_be_found(text: str) -> None:
+    assert found_in(text)
+
+
+@pytest.mark.parametrize("text", ["flawed", "lawful", "the Lawrence paper", "class FlightPlan"])
+def test_a_part_of_another_word_is_none(text: str) -> None:
+    assert not found_in(text)
+
+
+def test_the_glossary_has_at_most_forty_words_in_no_row_twice() -> None:
+    rows = re.findall(r"^\| (?!word )([^|]+) \|", (ROOT / "GLOSSARY.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert 30 < len(rows) == len(set(rows)) <= MOST_WORDS
+
+
+def test_the_files_that_were_pairs_have_names_of_their_own() -> None:
+    retired = ("acceptance/params", "acceptance/parameters", "grammars/compiling", "drafters/foreign")
+    assert [name for name in retired if (ROOT / "runtime" / f"{name}.py").exists()] == []
