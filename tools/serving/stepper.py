@@ -252,9 +252,15 @@ class Stepper:
         return True
 
     def _noting(self, ticket: Ticket, every_round: bool) -> Callable[[Request], None]:
+        begun = False
+
         def note(request: Request) -> None:
+            nonlocal begun
             if every_round or request.finished:
                 self._progressed.add(ticket)
+                if not begun:
+                    begun = True
+                    self._report()  # the step goes on: drafts read the prompt, and a round follows
 
         return note
 

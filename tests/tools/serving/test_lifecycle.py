@@ -82,8 +82,9 @@ def test_while_requests_wait_for_a_row_the_news_of_some_rounds_go_out_together(
     assert [choice["finish_reason"] for choice in choices] == [None, None, "length"], "all but the first, at the end"
 
 
-def test_news_that_were_held_back_need_no_further_round(small: Served, gate: Gate):
-    small.service.keep_alive_seconds = 0.5  # when it looks for news at the latest
+def test_no_news_wait_for_a_further_round(small: Served, gate: Gate):
+    """The first token's neither, which comes out in the same step as the first round."""
+    small.service.keep_alive_seconds = 1000  # which would look for news, too
     with small.http.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as response:
         lines = (line for line in response.iter_lines() if line.startswith("data: {"))
         waiting = in_thread(small, LONG, [])
