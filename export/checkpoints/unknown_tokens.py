@@ -6,7 +6,7 @@ import torch
 
 from ...engines import ExportError
 
-UNKNOWN = -1e4  # the logit of a token that a draft does not know: float16 holds it, and its probability is 0
+UNKNOWN = -9984.0  # the logit of a token that a draft does not know: all types hold it, and its probability is 0
 
 
 def add_unknown_tokens(model: Any, vocab_size: int) -> None:

@@ -143,6 +143,17 @@ def test_a_bundle_holds_a_head_beside_a_draft_all_checked(target: Path, tmp_path
     assert any("overlaps with its target by" in note for note in report.notes)
 
 
+@pytest.mark.exhaustive
+def test_a_head_with_fewer_tokens_passes_its_check_in_bfloat16(target: Path, tmp_path: Path) -> None:
+    head = eagle3_head(tmp_path / "head", target, 16)
+    export_bundle(target, tmp_path / "bundle", head, dtype="bfloat16", text="abc def " * 40)
+    assert Bundle.open(tmp_path / "bundle").models["eagle3"].check["worst_error"] > 0
+
+
+def test_no_type_rounds_the_logit_of_unknown_tokens() -> None:
+    assert all(torch.tensor(UNKNOWN, dtype=dtype) == UNKNOWN for dtype in (torch.float16, torch.bfloat16))
+
+
 # What configurations leave open.
 
 
