@@ -1,9 +1,8 @@
 """The decoder: submit, step and cancel requests; generate and stream build on these."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -11,7 +10,6 @@ from typing import Any, Self
 import torch
 
 from ..engines import (
-    BLOCK_TOKENS,
     ENGINES,
     MAX_DRAFT_LENGTH,
     Bundle,
@@ -26,13 +24,11 @@ from ..engines import (
 from ..engines.errors import first_line
 from .acceptance.sampling_params import SamplingParams
 from .beams.able import beamless, refuse_long
-from .drafters import ForeignDraft, Resources, open_drafters
+from .drafters import Drafter, Resources, open_drafters
 from .grammars.grammar import Grammar
 from .lengths.controller import Controller
 from .lengths.costs import Costs, read_costs
 from .lengths.drafting import DraftingRules
-from .memory.budget import SPREAD, tokens_in
-from .memory.features import Features
 from .memory.held import held_bytes
 from .memory.model import Model, refuse_drafts
 from .memory.prefixes import Prefixes
@@ -42,9 +38,9 @@ from .requests.output import Output, Piece
 from .requests.request import Request
 from .scheduling.engine_choice import resolve
 from .scheduling.intake import Intake, Prompt, read_tokenizer
+from .scheduling.models import Models
 from .scheduling.occupants import Occupant
 from .scheduling.scheduler import Scheduler
-from .sources.encoder import Encoder
 from .state.asked import DraftLength
 from .state.frame import Frame
 
@@ -75,63 +71,23 @@ class Decoder:
         self._on_stream = _own_stream(device) if device.startswith("cuda") else nullcontext()
         self._memory_shortage = MemoryShortage(bundle, max_batch)
         with ExitStack() as opened, self._on_stream, self._memory_shortage:
-            opens = self._open_engines(device)
-            for one in opens:
+            engines = self._open_engines(device)
+            for one in engines:
                 opened.callback(one.close)
-            contracts = [one.contract for one in opens[: len(bundle.names)]]
-            sources = [bundle.longest_source(name) for name in bundle.names]
-            spread = SPREAD * [one.contract for one in opens[len(bundle.names) :]]  # of a draft with tokens of its own
-            sized, behind = [*contracts, *spread], [*sources, *[0] * len(spread)]
-            room = tokens_in(sized, cache_bytes, "cache_bytes", max_batch, sources=behind)
-            self._room = max_batch * bundle.capacity if room is None else max(1, room)
-            kept = (tokens_in(contracts, prefix_bytes, "prefix_bytes", kept=True) or 0) // BLOCK_TOKENS
-            of_sources = (prefix_bytes or 0) // 2 // max(1, len(bundle.encoders))  # the other half is for their texts
-            kept //= 2 if bundle.encoders else 1
-            make = partial(Model, vocab_size=self.vocab_size, max_rows=max_batch, capacity=bundle.capacity)
-            make = partial(make, most_tokens=room, kept_blocks=kept)
-            self.target = target = make(opens[0], longest_source=sources[0])
-            self.drafts = tuple(
-                make(
-                    one,
-                    features=Features(target.cache, bundle.features(name)) if name in bundle.heads else None,
-                    masks=bundle.models[name].masks,
-                    longest_source=bundle.longest_source(name),
-                )
-                for name, one in zip(bundle.names[1:], opens[1 : len(bundle.names)], strict=True)
-            )
-            self.foreign = self._open_foreign(opens[-1], room) if bundle.foreign is not None else None
+            encoders = self._open_encoders(device)
+            for one in encoders.values():
+                opened.callback(one.close)
+            models = Models(bundle, engines, encoders, max_batch, cache_bytes, prefix_bytes)
+            self.target, self.drafts, self.models = models.target, models.drafts, models.named
             self.draft = self.drafts[0] if bundle.drafts else None
-            self.models = dict(zip(bundle.names, (target, *self.drafts), strict=True))
-            self._encoders = encoders = [
-                Encoder(one, bundle.encoders[name].contract, self.models, of_sources)
-                for name, one in self._open_encoders(device).items()
-            ]
-            for encoder in encoders:
-                opened.callback(encoder.close)
-            drafters, unavailable = open_drafters(Resources(bundle, target, self.models, max_batch, self.foreign))
-            ahead = max((one.look_aheads(MAX_DRAFT_LENGTH) for one in drafters.values()), default=0)
-            most = self.target.engine.verify_width - 1 - ahead
-            longest = min(most, MAX_DRAFT_LENGTH)
-            trees = self.target.engine.takes_trees
-            treeless = {name: reason for name, one in drafters.items() if (reason := one.treeless)}
-            controller = Controller(costs, longest, drafters.keys() - treeless, most) if costs else None
-            beams = beamless(target, drafters)
-            self._rules = DraftingRules(unavailable, longest, most if trees else None, controller, treeless, beams)
+            self.foreign = models.foreign_draft(bundle, self.tokenizer)
+            drafters, unavailable = open_drafters(Resources(bundle, self.target, self.models, max_batch, self.foreign))
+            self._rules = _drafting_rules(self.target, drafters, unavailable, costs)
             self._intake = Intake(bundle, self.tokenizer, self._rules)
-            self._scheduler = Scheduler(
-                self.target,
-                self.drafts,
-                drafters=drafters,
-                rules=self._rules,
-                max_batch=max_batch,
-                capacity=bundle.capacity,
-                capture=capture,
-                kept_blocks=kept,
-                encoders=encoders,
-                foreign=[] if self.foreign is None else [self.foreign.model],
-            )
+            self._scheduler = Scheduler(models, drafters, self._rules, max_batch, bundle.capacity, capture)
             opened.pop_all()  # nothing failed, so the engines stay open
-        self._own_threads = any(one.own_threads for one in opens)
+        self._models = models
+        self._own_threads = any(one.own_threads for one in engines)
         self._step_lock = threading.RLock()
         self._closed = False
 
@@ -331,7 +287,7 @@ class Decoder:
     def settle(self) -> None:
         """Let engines prepare now what they otherwise would over time, so that measurements show the lasting speed."""
         with self.between_rounds():
-            for model in (self.target, *self.drafts, *([self.foreign.model] if self.foreign else [])):
+            for model in self._models.all:
                 model.engine.settle()
 
     def forget_outputs(self) -> None:
@@ -362,13 +318,14 @@ class Decoder:
     @property
     def cache_usage(self) -> float:
         """The share of the target's cache that holds tokens, out of all that it may hold."""
-        return min(1.0, sum(self.target.cache.entries) / self._room)
+        most = self._models.most_tokens
+        room = self.max_batch * self.bundle.capacity if most is None else max(1, most)
+        return min(1.0, sum(self.target.cache.entries) / room)
 
     @property
     def held_bytes(self) -> dict[str, int]:
         """The bytes that each pool of memory holds now."""
-        models = [*self.models.values(), *([] if self.foreign is None else [self.foreign.model])]
-        return held_bytes(self.bundle, models, sum(one.kept_bytes for one in self._encoders))
+        return held_bytes(self.bundle, self._models.all, sum(one.kept_bytes for one in self._models.encoders))
 
     @property
     def last_frame(self) -> Frame | None:
@@ -435,20 +392,6 @@ class Decoder:
         graphs = [(bundle.graph(name), bundle.models[name].contract) for name in names]
         return open_engines(engines, graphs, device)
 
-    def _open_foreign(self, engine: Engine, room: int | None) -> ForeignDraft:
-        """Make the draft that has tokens of its own, and so a cache of another length."""
-        bundle = self.bundle
-        assert bundle.foreign is not None
-        model = Model(
-            engine,
-            bundle.vocab_size(bundle.foreign),
-            self.max_batch,
-            bundle.capacity_of(bundle.foreign),
-            most_tokens=None if room is None else SPREAD * room,
-            own_tokens=True,
-        )
-        return ForeignDraft.open(bundle, model, self.tokenizer, limited=room is not None)
-
     def _open_encoders(self, device: str) -> dict[str, Engine]:
         """Open the encoders by themselves: they run between rounds, so that models share no cores with them."""
         bundle, (target, _) = self.bundle, engines_of(self.engine)
@@ -462,6 +405,19 @@ class Decoder:
     def _require_open(self) -> None:
         if self._closed:
             raise RequestError("the decoder is closed; open another")
+
+
+def _drafting_rules(
+    target: Model, drafters: Mapping[str, Drafter], unavailable: Mapping[str, str], costs: Costs | None
+) -> DraftingRules:
+    """Say what requests may ask for where the target verifies so many tokens, and these drafters could be opened."""
+    most = target.engine.verify_width - 1
+    most -= max((one.look_aheads(MAX_DRAFT_LENGTH) for one in drafters.values()), default=0)
+    longest = min(most, MAX_DRAFT_LENGTH)
+    treeless = {name: reason for name, one in drafters.items() if (reason := one.treeless)}
+    controller = Controller(costs, longest, drafters.keys() - treeless, most) if costs else None
+    trees = most if target.engine.takes_trees else None
+    return DraftingRules(unavailable, longest, trees, controller, treeless, beamless(target, drafters))
 
 
 def _prompts(prompts: Any) -> Sequence[Any]:

@@ -1,6 +1,6 @@
 """The core: it reads the prompts of new requests and runs one round after another for all live ones."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from time import perf_counter
 
 from ...engines import RequestError
@@ -10,13 +10,12 @@ from ..drafters.windows import Windows
 from ..lengths.controller import Behind
 from ..lengths.drafting import DraftingRules
 from ..memory.full import CacheFull
-from ..memory.model import Model
 from ..requests.metrics import Speculation
-from ..sources.encoder import Encoder
 from ..state.frame import Frame
 from ..state.plan import LEAST_WINDOW
 from .capture import LaunchedRound, Rounds
 from .frames import Frames
+from .models import Models
 from .occupants import Occupant, refresh_uniforms
 from .planning import Planner
 from .prefill import Prefill
@@ -30,24 +29,19 @@ class Scheduler:
 
     def __init__(
         self,
-        target: Model,
-        drafts: Sequence[Model],
-        *,
+        models: Models,
         drafters: Mapping[str, Drafter],
         rules: DraftingRules,
         max_batch: int,
         capacity: int,
         capture: bool,
-        kept_blocks: int,
-        encoders: Sequence[Encoder] = (),
-        foreign: Sequence[Model] = (),
     ) -> None:
-        self.target, self.drafts = target, drafts
+        self.target, self.drafts = target, drafts = models.target, models.drafts
         self.frame: Frame | None = None  # of the last round
         self.replayed = False  # whether the last round that was read had been recorded
         self._drafters, self._rules = drafters, rules
-        self._models, self._encoders = [target, *drafts, *foreign], encoders
-        device, copied = target.engine.device, max((one.longest_text for one in encoders), default=0)
+        self._models, self._encoders = models.all, models.encoders
+        device, copied = target.engine.device, max((one.longest_text for one in models.encoders), default=0)
         self._rows = make_rows(max_batch, capacity, target.vocab_size, len(drafters), device, copied)
         for drafter in drafters.values():
             self._rows.columns.update(drafter.columns(max_batch))
@@ -56,7 +50,9 @@ class Scheduler:
         pays = any(not model.engine.reads_live for model in self._models)  # for entries that no row has yet
         bucket = target.bucket if pays else None
         self._planner = Planner(self._rows, drafters, target.vocab_size, most, bucket, recurrent)
-        self.seating = Seating(self._rows, self._models, drafters.values(), rules, kept_blocks, self._planner.forget)
+        self.seating = Seating(
+            self._rows, self._models, drafters.values(), rules, models.kept_blocks, self._planner.forget
+        )
         self._windows = Windows(drafters, drafts)
         self._rounds = Rounds([model.engine for model in self._models] if capture else [])
         self._frames = Frames(self._models, self._rounds)
@@ -71,7 +67,7 @@ class Scheduler:
             self._frames,
             self._rounds,
             self._results,
-            encoders,
+            models.encoders,
         )
         self._next: LaunchedRound | None = None  # a round launched before the previous one was read
 

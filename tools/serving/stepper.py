@@ -258,7 +258,7 @@ class Stepper:
             nonlocal begun
             if every_round or request.finished:
                 self._progressed.add(ticket)
-                if not begun:
+                if not begun and not request.finished:
                     begun = True
                     self._report()  # the step goes on: drafts read the prompt, and a round follows
 
