@@ -27,7 +27,7 @@ class Reference:
     features: list[Tensor]  # [length, size] of each branch, if heads read some
     made: list[Tensor]  # rows of each cache buffer, as the model makes them: [1, kv_heads, rows, D]
     deep: list[Call]  # each continues a long cache of such rows
-    deep_logits: list[Tensor]  # [live, V] of each
+    deep_logits: list[Tensor]  # [real, V] of each
     order: Tensor  # in which a long cache repeats those rows: numbers grow where it holds what no model would make
     scale: float  # the standard deviation of the logits
     sources: list[list[Tensor]]  # what each row finds of its source: of each state [1, heads, S, D]

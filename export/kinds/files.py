@@ -1,10 +1,9 @@
 """The files of a head: its configuration, the shapes of its tensors, and the tensors themselves."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,6 +12,8 @@ from torch import Tensor, nn
 from ...engines import ExportError
 from ...engines.errors import first_line
 from ..checkpoints.weight_files import require_weights, weight_files
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -30,25 +31,28 @@ class HeadFiles:
 
     def tensors(self) -> dict[str, Tensor]:
         """Read all tensors."""
-        with _opened(f"head {self.name}", weight_files(self.name, self.path)) as files:
-            return {key: file.get_tensor(key) for file in files for key in file.keys()}  # noqa: SIM118
+        files = weight_files(self.name, self.path)
+        return _of_each(f"head {self.name}", files, lambda file, key: file.get_tensor(key))
 
 
 def shapes_of(name: str, path: Path) -> dict[str, tuple[int, ...]]:
     """Read the shapes of all tensors, and nothing else of them; none where there are no safetensors."""
     if not Path(name).is_dir():  # of the Hub, from which small files alone have come
         require_weights(name, path)
-    with _opened(f"checkpoint {name}", weight_files(name, path)) as files:
-        return {key: tuple(file.get_slice(key).get_shape()) for file in files for key in file.keys()}  # noqa: SIM118
+    files = weight_files(name, path)
+    return _of_each(f"checkpoint {name}", files, lambda file, key: tuple(file.get_slice(key).get_shape()))
 
 
-@contextmanager
-def _opened(whose: str, files: list[Path]) -> Iterator[Iterator[Any]]:
-    """Open one file after the other, or say in a sentence that one of them cannot be read."""
-    try:
-        yield (opened for file in files for opened in [safe_open(file, "pt")])
-    except (OSError, SafetensorError) as error:
-        raise ExportError(f"the weights of {whose} cannot be read: {first_line(error)}") from error
+def _of_each(whose: str, files: list[Path], read: Callable[[Any, str], Found]) -> dict[str, Found]:
+    """Read something of each tensor, or say in a sentence that a file cannot be read."""
+    found: dict[str, Found] = {}
+    for file in files:
+        try:
+            with safe_open(file, "pt") as opened:
+                found |= {key: read(opened, key) for key in opened.keys()}  # noqa: SIM118  # it is no mapping
+        except (OSError, SafetensorError) as error:
+            raise ExportError(f"the weights of {whose} cannot be read: {first_line(error)}") from error
+    return found
 
 
 def refuse_unknown(name: str, fields: Any, known: set[str]) -> None:

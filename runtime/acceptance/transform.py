@@ -24,7 +24,7 @@ def transform(logits: Tensor, rows: Rows, plan: Plan, proposed: ProposedTokens |
 
 
 def reported_scores(logits: Tensor, rows: Rows, plan: Plan, proposed: ProposedTokens | None) -> Tensor:
-    """Return the scores [A, W, V] whose log-probs are reported: the model's own, or those of speech rules."""
+    """Return the scores [A, W, V] whose log-probs are reported: the model's own, or what rules of speech leave."""
     if not plan.reporting:
         return logits
     return torch.where(

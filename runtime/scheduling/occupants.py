@@ -23,9 +23,8 @@ class Occupant:
     number: int  # the younger, the higher
     keys: list[bytes] = field(default_factory=list)  # of its blocks of tokens
     beaming: Beaming | None = None  # its search, if it has beams
-    uniform_stretches: list[tuple[int, bool]] = field(
-        default_factory=lambda: [(-1, False)] * 2
-    )  # whose uniforms are made
+    # The stretches whose uniforms are made.
+    uniform_stretches: list[tuple[int, bool]] = field(default_factory=lambda: [(-1, False)] * 2)
 
     @property
     def ended(self) -> bool:

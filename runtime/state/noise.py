@@ -63,7 +63,7 @@ def gumbels(seed: Tensor, index: Tensor, size: int) -> Tensor:
 
 
 def _words(seed: Tensor, index: Tensor, quads: Tensor) -> Tensor:
-    """Return four random words for each of these quads of four tokens, [A, W, 4 · quads]."""
+    """Return four random words for each of these groups of four tokens, [A, W, 4 · quads]."""
     counter = torch.zeros(4, *index.shape, len(quads), dtype=torch.int64, device=index.device)
     counter[0] = quads
     counter[1] = index[:, :, None]

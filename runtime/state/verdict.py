@@ -48,7 +48,7 @@ class JointWeights:
 class Verdict:
     """The outcome of a round: `accepted` proposals stand in each row and the next token follows them.
 
-    If it `reads_best` of the logits of the tokens, their bits are the end of the table, where `best_of` reads them.
+    If it `reads_best`, the bits of the tokens' logits are the end of the table, where `best_of` reads them.
     """
 
     def __init__(self, logits: Tensor, reads_best: bool = False) -> None:

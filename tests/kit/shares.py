@@ -46,12 +46,15 @@ def rooms_changed_since(commit: str | None, root: Path) -> set[str]:
         return set()
     command = ["git", "diff", "--name-only", "--relative", commit]
     found = run(command, cwd=root, check=True, capture_output=True, text=True).stdout
-    return {place(Path(line)) for line in found.splitlines()}
+    rooms = {place(Path(line)) for line in found.splitlines()}
+    return rooms | {room.split(".")[0] for room in rooms}
 
 
 def rooms_of(test: Path, root: Path) -> set[str]:
-    """Return the room beside which a test lies, and those that it imports from by name."""
-    return {place(test.relative_to(root)), *ROOM.findall(test.read_text(encoding="utf-8"))}
+    """Return the room beside which a test lies, or the folder of rooms, and those that it imports from by name."""
+    own = test.relative_to(root)
+    of_a_folder = own.parts[0] == "tests" and len(own.parts) == 3  # tests/runtime/test_greedy.py
+    return {own.parts[1] if of_a_folder else place(own), *ROOM.findall(test.read_text(encoding="utf-8"))}
 
 
 def place(file: Path) -> str:

@@ -1,13 +1,16 @@
 """Shares of the exhaustive tests are apart, leave nothing out, and each has all other tests and what changed."""
 
+import os
 from pathlib import Path
 from subprocess import run
+from unittest.mock import patch
 
 import pytest
 
 from . import shares
 
 FILES = 12
+WHOLE = "tests/runtime/test_2.py"  # of all rooms of runtime
 EXHAUSTIVE = "import pytest\n\n@pytest.mark.exhaustive\n@pytest.mark.parametrize('x', range(3))\ndef test(x): ...\n"
 OTHERS = "".join(f"@pytest.mark.{tier}\ndef test_{tier}(): ...\n" for tier in ("wheel", "clients"))
 MARKERS = "[pytest]\nmarkers = exhaustive\n    wheel\n    clients\n"
@@ -41,8 +44,9 @@ def folder(tmp_path: Path) -> Path:
 
 def collected(folder: Path, *options: str) -> Collecting:
     found = Collecting()
-    how = ["--collect-only", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    assert pytest.main([str(folder), "--rootdir", str(folder), *how, *options], plugins=[found]) == 0
+    how = ["--collect-only", "-q", "--import-mode=importlib", "-p", "no:cacheprovider"]
+    with patch.dict(os.environ, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1"):  # those of others take seconds to load
+        assert pytest.main([str(folder), "--rootdir", str(folder), *how, *options], plugins=[found]) == 0
     return found
 
 
@@ -68,10 +72,11 @@ def test_tests_of_a_file_are_of_one_share_which_a_number_of_commits_chooses_too(
 
 @pytest.fixture
 def committed(folder: Path) -> Path:
-    """A repository in which the tests of one file import from a room, and others lie beside another."""
+    """A repository in which tests import from a room, lie beside another, or beside a folder of rooms."""
     (folder / "test_0.py").write_text(EXHAUSTIVE + "\ndef other():\n    from trt_spec.runtime.memory import blocks\n")
     (folder / "tests" / "runtime" / "round").mkdir(parents=True)
     (folder / "test_1.py").rename(folder / "tests" / "runtime" / "round" / "test_1.py")
+    (folder / "test_2.py").rename(folder / "tests" / "runtime" / "test_2.py")
     for room in ("memory", "round", "state"):
         (folder / "runtime" / room).mkdir(parents=True)
         (folder / "runtime" / room / "code.py").write_text("")
@@ -87,8 +92,8 @@ def test_tests_of_a_room_that_changed_are_of_every_share(committed: Path, room: 
     for number in range(2):
         own = collected(committed, "--share", f"{number}/2").names
         both = collected(committed, "--share", f"{number}/2", "--since", "HEAD").names
-        assert {name.split("::")[0] for name in set(both) - set(own)} <= {file}
-        assert sum(name.startswith(file) for name in both) == 3
+        assert {name.split("::")[0] for name in set(both) - set(own)} <= {file, WHOLE}
+        assert sum(name.startswith((file, WHOLE)) for name in both) == 6
 
 
 def test_where_most_rooms_changed_a_second_share_is_run_and_no_more(committed: Path) -> None:

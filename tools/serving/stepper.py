@@ -260,7 +260,7 @@ class Stepper:
                 self._progressed.add(ticket)
                 if not begun and not request.finished:
                     begun = True
-                    self._report()  # the step goes on: drafts read the prompt, and a round follows
+                    self._report()  # a request's first news goes out at once: the step goes on with drafts and a round
 
         return note
 

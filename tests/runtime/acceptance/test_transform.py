@@ -7,20 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 from trt_spec.runtime import SamplingParams
 from trt_spec.runtime.acceptance.filters.penalties import counts_at_each_position
 from trt_spec.runtime.acceptance.transform import transform
 from trt_spec.runtime.state.proposal import ProposedTokens
 from trt_spec.runtime.state.tree import Tree
 
+from ...kit.exact import warpers_of
 from ..states import make_plan, make_rows
 
 VOCAB = 50
@@ -46,13 +40,7 @@ def by_transformers(logits: torch.Tensor, params: SamplingParams, context: list[
     steps = LogitsProcessorList()
     if params.repetition_penalty != 1:
         steps.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
-    steps.append(TemperatureLogitsWarper(params.temperature))
-    if params.top_k:
-        steps.append(TopKLogitsWarper(params.top_k))
-    if params.top_p < 1:
-        steps.append(TopPLogitsWarper(params.top_p))
-    if params.min_p:
-        steps.append(MinPLogitsWarper(params.min_p))
+    steps += warpers_of(params)
     return steps(torch.tensor([context]), logits[None])[0].softmax(-1)
 
 

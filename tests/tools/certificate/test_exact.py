@@ -3,16 +3,11 @@
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 from trt_spec.runtime import SamplingParams
 from trt_spec.tools.certificate.exact import compared, scores
+
+from ...kit.exact import warpers_of
 
 PARAMS = st.builds(
     SamplingParams,
@@ -31,15 +26,7 @@ def test_the_plain_transform_is_transformers(params: SamplingParams, seed: int, 
     biased = logits.double()
     for token, bias in params.logit_bias.items():
         biased[token] += bias
-    warpers = LogitsProcessorList(
-        [RepetitionPenaltyLogitsProcessor(params.repetition_penalty), TemperatureLogitsWarper(params.temperature)]
-    )
-    if params.top_k:
-        warpers.append(TopKLogitsWarper(params.top_k))
-    if params.top_p < 1:
-        warpers.append(TopPLogitsWarper(params.top_p))
-    if params.min_p:
-        warpers.append(MinPLogitsWarper(params.min_p))
+    warpers = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(params.repetition_penalty), *warpers_of(params)])
     expected = warpers(torch.tensor([prompt]), biased[None])[0].softmax(-1)
     found = scores(logits, prompt[:1], prompt[1:], params).softmax(-1)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-9)
