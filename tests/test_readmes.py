@@ -28,16 +28,24 @@ def test_every_test_link_and_module_that_is_named_exists(file: Path):
     assert [str(path) for path in named if not path.exists()] == []
 
 
-def test_the_table_of_what_ran_names_tests_that_exist():
-    """Further files of a row lie in the folder of its first one."""
-    rows = (ROOT / "tests/README.md").read_text(encoding="utf-8").split("| what | state | by |\n")[1].splitlines()[1:]
+@pytest.mark.parametrize(
+    ("page", "heading", "home", "least"),
+    [
+        ("tests/README.md", "| what | state | by |\n", "tests", 40),
+        ("runtime/README.md", "| subject | what holds | shown by `tests/runtime/…` |\n", "tests/runtime", 15),
+    ],
+)
+def test_a_table_of_claims_names_tests_that_exist(page: str, heading: str, home: str, least: int):
+    """Further files of a row lie in the folder of its first one, or in the table's own."""
+    table = (ROOT / page).read_text(encoding="utf-8").split(heading)[1].split("\n\n")[0]
+    rows = table.splitlines()[1:]
     for row in rows:
-        folder = ROOT / "tests"
+        folder = ROOT / home
         for path in re.findall(r"`((?:\w+/)*(?:\w+\.py|\w+/))`", row.split(" | ")[-1]):
-            found = next((base / path for base in (folder, ROOT / "tests") if (base / path).exists()), None)
+            found = next((base / path for base in (folder, ROOT / home) if (base / path).exists()), None)
             assert found is not None, f"{path} in {row}"
             folder = found if found.is_dir() else found.parent
-    assert len(rows) > 40
+    assert len(rows) > least
 
 
 def test_the_round_that_a_page_quotes_is_the_code():
