@@ -32,4 +32,4 @@ def test_every_file_and_pass_that_the_page_names_exists() -> None:
 
 
 def test_the_number_of_families_is_the_tables() -> None:
-    assert f"{len(WORKS)} of transformers' language models work, {len(BEHIND_SOURCES)} of them behind" in TEXT
+    assert f"{len(WORKS)} of transformers' language models work, {len(BEHIND_SOURCES)} of them with an encoder" in TEXT
