@@ -42,7 +42,7 @@ class Engine:
     verify_width = WIDEST_STEP  # a step gives logits for at most so many tokens
     read_width = WIDEST_STEP  # and reads at most so many of each row, unless there is one row alone
     takes_trees = True  # else the tokens of a step must be a line
-    takes_tails = True  # else a step is told of its own tokens alone, even if its graph could be told of more
+    takes_tails = True  # else a step gets its own tokens alone, even if its graph could take more
     reads_together = False  # one step may read the prompts of several rows, however long
     static_capacity = False  # the cache must have its full capacity from the start
     reads_prefixes = False  # a step may be given the first entries of longer buffers, and reads no others

@@ -1,8 +1,8 @@
-"""Track where the states of recurrent layers stand, and which slots hold what has been read since.
+"""Track how far the states of recurrent layers have read, and which slots hold what has been read since.
 
-The states of a row have absorbed its first `base` tokens. The tokens behind these lie in one half of the row's slots,
+The states of a row have absorbed its first `base` tokens. The tokens after these lie in one half of the row's slots,
 one after another. The first call of a round absorbs them and writes its own tokens to the other half; calls that go on
-behind it only add to that half. So a row is truncated by its length alone, and nothing that may still fall is ever
+after it only add to that half. So a row is truncated by its length alone, and nothing that may be rejected is ever
 absorbed.
 """
 
@@ -40,7 +40,7 @@ class Recurrence:
         self.half = half
 
     def stand(self, row: int, tokens: int) -> None:
-        """Note that the states of a row stand for its first tokens, and that nothing has been read since."""
+        """Note that the states of a row hold its first tokens, and that nothing has been read since."""
         self.base[row], self.slot[row] = tokens, 0
 
     def move(self, source: int, destination: int) -> None:
@@ -52,7 +52,7 @@ class Recurrence:
             each[[one, other]] = each[[other, one]]
 
     def resume(self, first: int, rows: int) -> None:
-        """Let calls go on behind what these rows have read, without a round that has begun."""
+        """Let calls go on after what these rows have read, without a round that has begun."""
         these = slice(first, first + rows)
         self.runs[these] = True
         self._own[these] = self.slot[these]
@@ -102,7 +102,7 @@ class Recurrence:
         return replace(step, run=run)
 
     def go_on(self, step: Step, first: int = 0) -> Step:
-        """Return a step that absorbs nothing, behind one that has begun: others will be read in its tokens' places."""
+        """Return a step that absorbs nothing, after one that has begun: others will be read in its tokens' places."""
         import torch
 
         inputs, rows = step.inputs, slice(first, first + len(step.start))

@@ -96,7 +96,7 @@ def in_time(seconds: float) -> str:
 
 def say(line: str) -> None:
     """Tell the user something on standard error, if it can be written to; standard output is for results."""
-    with suppress(OSError):  # a full disk behind it must not end what works
+    with suppress(OSError):  # a full disk must not end what works
         print(line, file=sys.stderr, flush=True)
 
 

@@ -27,7 +27,7 @@ def example_source(bundle: Bundle, first_token: int) -> Any:
 
 
 class PromptedDecoder(Decoder):
-    """A decoder whose requests stand behind what they are given as a prompt, where the encoder reads text."""
+    """A decoder whose requests have what they are given as a prompt for their source, where the encoder reads text."""
 
     def submit(self, *given: Any, source: Any = None, **more: Any) -> Request:
         encoder = self.bundle.encoder
@@ -41,7 +41,7 @@ class PromptedDecoder(Decoder):
 
 
 class SourcedDecoder(Decoder):
-    """A decoder whose requests need not say what they stand behind."""
+    """A decoder whose requests need not say what their source is."""
 
     def submit(self, *given: Any, source: Any = None, **more: Any) -> Request:
         if source is None and self.bundle.encoders:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 AGAIN_AFTER = 0.05  # seconds, in which the callback ends
-AGAIN_SECONDS = 5.0  # after which what has suppressed an ending all the same is told again
+AGAIN_SECONDS = 5.0  # after which what has suppressed an ending all the same is interrupted again
 
 
 class Terminated(BaseException):
@@ -30,7 +30,7 @@ _came: list[int] = []
 @contextmanager
 def heeded() -> Iterator[list[int]]:
     """Raise the ending of each signal that comes during the block; gives the list of those that came."""
-    global _came  # what came belongs to the block: behind it nothing insists on that
+    global _came  # what came belongs to the block: after it nothing insists on that
     before = {number: signal.getsignal(number) for number in (*ENDINGS, signal.SIGALRM)}
     hook = sys.unraisablehook
 

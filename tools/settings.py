@@ -32,7 +32,7 @@ Actions = Mapping[str, argparse.Action]  # by the names of their flags, without 
 
 
 class Given(NamedTuple):
-    """The value of a flag, and the source that a user is told of."""
+    """The value of a flag, and the source that a message names."""
 
     action: argparse.Action
     name: str

@@ -30,14 +30,14 @@ class Marks:
         )
 
     def line(self, number: int, traced: TracedRound, tokenizer: Any) -> str:
-        """Proposals that were not tested, behind one that does not stand, are left out."""
+        """Proposals that were not tested, after one that was rejected, are left out."""
         parts = [f"{number:4}", *(self._proposal(*each, tokenizer) for each in tested(traced))]
         if traced.next_token is not None:
             parts.append(f"{self._mark(NEXT, shown(traced.next_token, tokenizer))} {traced.next_p:.2f}")
         return "  ".join(parts)
 
-    def _proposal(self, token: int, p: float, q: float, stands: bool, entropy: float | None, tokenizer: Any) -> str:
-        kind = ACCEPTED if stands else REJECTED
+    def _proposal(self, token: int, p: float, q: float, accepted: bool, entropy: float | None, tokenizer: Any) -> str:
+        kind = ACCEPTED if accepted else REJECTED
         said = "" if entropy is None else f" H {entropy:.2f}"
         return f"{self._mark(kind, shown(token, tokenizer))} {p:.2f}/{q:.2f}{said}"
 
@@ -46,15 +46,15 @@ class Marks:
 
 
 def tested(traced: TracedRound) -> Iterator[tuple[int, float, float, bool, float | None]]:
-    """Yield the proposals in the order of their tests: token, p, q, whether it stands, and the draft's entropy."""
-    after: int | None = None  # the last that stands, if it is not of the line
+    """Yield the proposals in the order of their tests: token, p, q, whether it was accepted, the draft's entropy."""
+    after: int | None = None  # the last accepted one, if it is not of the line
     for place in range(traced.accepted + (traced.next_token is not None)):
-        stood = False
+        accepted = False
         if after is None and place < len(traced.proposal):
-            stood = traced.standing[place : place + 1] == traced.proposal[place : place + 1]
+            accepted = traced.standing[place : place + 1] == traced.proposal[place : place + 1]
             entropy = traced.entropies[place] if traced.entropies else None
-            yield traced.proposal[place], traced.p[place], traced.q[place], stood, entropy
-        for at, one in enumerate(traced.siblings) if not stood else ():
+            yield traced.proposal[place], traced.p[place], traced.q[place], accepted, entropy
+        for at, one in enumerate(traced.siblings) if not accepted else ():
             if (one.after, one.place) == (after, place):
                 yield one.token, one.p, one.q, one.stands, None
                 if one.stands:

@@ -1,4 +1,4 @@
-"""What a training is told: the kinds that can be trained, what each of them reads, and values that make no sense."""
+"""The settings of a training: the kinds that can be trained, what each of them reads, and values that make no sense."""
 
 import hashlib
 from collections.abc import Sequence

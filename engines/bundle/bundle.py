@@ -29,12 +29,12 @@ from .manifest import FORMAT, content_hash, measure, read_manifest, refuse_escap
 
 @dataclass(frozen=True)
 class Masks:
-    """How a draft says all tokens of a round in one pass: behind the last committed token it reads masks."""
+    """How a draft says all tokens of a round in one pass: after the last committed token it reads masks."""
 
     token: int  # that stands for one not known yet
     count: int | None = None  # in each pass; None: as many as what is asked for needs
     repeats: bool = False  # the last committed token is read once more before them
-    first: int = 0  # how far behind the last committed token stands the one that says the first proposal
+    first: int = 0  # how far after the last committed token lies the one that says the first proposal
 
     @property
     def most(self) -> int | None:
@@ -42,7 +42,7 @@ class Masks:
         return None if self.count is None else self.count + int(self.repeats) + 1 - self.first
 
     def behind(self, proposals: int) -> int:
-        """How many tokens it reads behind the last committed one, to say so many proposals."""
+        """How many tokens it reads after the last committed one, to say so many proposals."""
         masks = proposals - 1 if self.count is None else self.count
         return masks + int(self.repeats)
 
@@ -73,7 +73,7 @@ class ModelEntry:
     dequantised: str = ""  # how the checkpoint was quantised, if it was
     masks: Masks | None = None  # of a draft that can propose in one pass
     tokens: OwnTokens | None = None  # of a draft that has others than the target
-    look_aheads: int = 0  # ids behind its vocabulary that a target reads as places still to come (PaSS)
+    look_aheads: int = 0  # ids after its vocabulary that a target reads as places still to come (PaSS)
 
     def __post_init__(self) -> None:
         if type(self.look_aheads) is not int or not 0 <= self.look_aheads <= MAX_DRAFT_LENGTH:
@@ -112,7 +112,7 @@ class TokenizerEntry:
     eos_token_ids: tuple[int, ...]
     chat_template: str | None = None
     sampling: dict[str, float] = field(default_factory=dict)  # what its makers recommend, by names of SamplingParams
-    start_ids: tuple[int, ...] = ()  # what an output begins with, behind a source
+    start_ids: tuple[int, ...] = ()  # what an output begins with, if it has a source
     unsaid_ids: tuple[int, ...] = ()  # tokens that the model shall never say
     speech: Speech | None = None  # of a model that hears
     forced_end_ids: tuple[int, ...] = ()  # of which one ends an output that becomes as long as it may

@@ -159,7 +159,7 @@ class Contract(Interface):
         return (
             TensorSpec("input_ids", "int64", ("batch", "width")),
             TensorSpec("start", "int64", ("batch",)),
-            # The tokens of a call may branch: each stands behind its ancestors alone. They may stand behind a tail of
+            # The tokens of a call may branch: each follows its ancestors alone. They may follow a tail of
             # entries that branch as well: the last ones before the call's own, of which the same is said.
             TensorSpec("depths", "int64", ("batch", tail)),  # their positions, from `start` on
             TensorSpec("ancestors", "bool", ("batch", "width", tail)),  # which of them a token sees

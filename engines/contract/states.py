@@ -33,7 +33,7 @@ STATE_KINDS: dict[str, StateKind] = {  # by what there is a value of
     TOKEN: StateKind("capacity", output=True, in_place=True),
     # Of the last tokens alone, in slots that a call says. What recurrent layers have read since their states.
     WINDOW: StateKind("slots", output=True, in_place=True),
-    # It stands for the first tokens of a row, none of which may fall, since it can never be taken back. It begins as
+    # It holds the first tokens of a row, none of which may be rejected, since it can never be taken back. It begins as
     # zeros. States of recurrent layers.
     ROW: StateKind("", output=True),
     # It is the same for the whole request. Keys and values of what an encoder has read.

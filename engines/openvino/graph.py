@@ -81,7 +81,7 @@ def _packed(model: Any, graph: Path, contract: Contract) -> Any:
     given = {parameter.get_friendly_name(): parameter for parameter in model.get_parameters()}
     given["input_ids"].set_partial_shape(PartialShape([-1, 1]))
     tokens = ops.shape_of(given["start"])
-    for name, value in (("depths", np.int64(0)), ("ancestors", np.bool_(True))):  # each token stands alone
+    for name, value in (("depths", np.int64(0)), ("ancestors", np.bool_(True))):  # each token is by itself
         sizes = ops.concat([tokens, *[ints(1)] * (given[name].get_partial_shape().rank.get_length() - 1)], 0)
         given[name].output(0).replace(ops.broadcast(ops.constant(value), sizes).output(0))
     inputs = [given["input_ids"], given["start"], rows, *added.values(), *caches.values()]

@@ -13,8 +13,8 @@ def window_of(mask: Any) -> int:
         kind, inputs = term.get_type_name(), _inputs(term)
         if kind == SCATTER and _name(inputs[2]) == "ancestors" and _is_earlier(inputs[0]):
             causal = True
-        elif kind == "Greater" and _is_position(inputs[0]) and (behind := _behind(inputs[1])):
-            window = behind
+        elif kind == "Greater" and _is_position(inputs[0]) and (found := _distance(inputs[1])):
+            window = found
         elif kind == "LessEqual" and _is_position(inputs[0]) and _is_own_position(inputs[1]):
             pass  # as its ancestors say
         elif kind == "Select":
@@ -58,11 +58,11 @@ def _is_own_position(node: Any) -> bool:
 
 
 def _own(node: Any) -> Any:
-    """Return what a node picks a call's own tokens from, of all that it is told of, or else the node."""
+    """Return what a node picks a call's own tokens from, of all the entries that it gets, or else the node."""
     return node.input_value(0).get_node() if node.get_type_name() == "Gather" else node
 
 
-def _behind(node: Any) -> int:
+def _distance(node: Any) -> int:
     """Return the number that is subtracted from a token's position, or 0 if the node does something else."""
     if node.get_type_name() != "Subtract" or not _is_own_position(node.input_value(0).get_node()):
         return 0

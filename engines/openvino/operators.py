@@ -31,7 +31,7 @@ def attention(contract: Contract, context: Any) -> Any:
     query = ops.reshape(query, ints(0, heads, -1, size), True)  # those that share keys may be stacked
     given = [_tokens_first(query, heads * size)]
     given += [_tokens_first(x, prod(state.shape)) for x, state in zip((key, value), states, strict=True)]
-    # No parameters can be made here, so constants stand in for the two caches and the four inputs of a call.
+    # No parameters can be made here, so constants replace the two caches and the four inputs of a call.
     given += [_nothing(np.float32, *state.memory(1, BLOCK_TOKENS)) for state in states]
     given += [_nothing(np.int32, 1)] * 4
     given += [ops.constant(np.float32(context.get_attribute("scale", size**-0.5)))]

@@ -42,7 +42,7 @@ def open_engines(
 
 
 class TensorRTEngine(Engine):
-    """Plans of one model. A step is padded to the narrowest plan that holds it, and the padding is written behind it.
+    """Plans of one model. A step is padded to the narrowest plan that holds it, and the padding is written after it.
 
     Each plan has a context for each batch, whose shapes never change, so that recordings of it stay valid.
     """
@@ -78,7 +78,7 @@ class TensorRTEngine(Engine):
         context = self._context_for(sizes["batch"], sizes["width"], sizes["rows"])
         before, after = [], []  # copies into wider tensors, and out of them
         bound: dict[str, Tensor] = {}
-        # A token that is added behind a step's must see at least itself, or its entries would be no numbers.
+        # A token that is added after a step's must see at least itself, or its entries would be no numbers.
         wider = line(sizes["batch"], context.sizes["width"], self.device)
         for spec in (*self.contract.inputs, *self.contract.outputs):
             theirs = inputs[spec.name] if spec.name in inputs else outputs[spec.name]

@@ -1,4 +1,4 @@
-"""The two TensorRT libraries, `tensorrt` and `tensorrt_rtx`, behind one interface."""
+"""The two TensorRT libraries, `tensorrt` and `tensorrt_rtx`, by one interface."""
 
 from importlib import import_module
 from pathlib import Path
@@ -43,7 +43,7 @@ class RuntimeLibrary(Library):
         if cache_file.exists():
             cache.deserialize(cache_file.read_bytes())  # refused, and made anew, if another driver or GPU wrote it
         settings.set_runtime_cache(cache)
-        # Otherwise a round would be recorded with the stand-ins that run until its kernels are compiled.
+        # Otherwise a round would be recorded with the substitutes that run until its kernels are compiled.
         settings.dynamic_shapes_kernel_specialization_strategy = (
             self.trt.DynamicShapesKernelSpecializationStrategy.EAGER
         )

@@ -14,7 +14,7 @@ def first_numbers(count: int, *shape: int) -> Tensor:
 
 
 def seen_entries(start: Tensor, depths: Tensor, ancestors: Tensor, capacity: int, window: int) -> Tensor:
-    """Say which entries each token sees [B, 1, S, T]: of those that the call is told of, as their ancestors say.
+    """Say which entries each token sees [B, 1, S, T]: of those that the call gets, as their ancestors say.
 
     A window counts positions, the token's own among them; 0 is none.
     """
@@ -67,7 +67,7 @@ def attention(
 
 
 def left_by_sinks(query: Tensor, key: Tensor, mask: Tensor, scale: float, sinks: Tensor) -> Tensor:
-    """Return the share of attention [B, heads, S, 1] that sinks leave: a score a head with no value behind it."""
+    """Return the share of attention [B, heads, S, 1] that sinks leave: a score a head that has no value."""
     (batch, heads, width, size), kv_heads = query.shape, key.shape[1]
     rows = query.float().reshape(batch, kv_heads, -1, size) * scale
     scores = torch.matmul(rows, key.float().transpose(2, 3)).reshape(batch, heads, width, -1)

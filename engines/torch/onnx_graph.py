@@ -28,13 +28,13 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """A graph whose nodes stand in an order in which they can run."""
+    """A graph whose nodes are in an order in which they can run."""
 
     inputs: list[TensorSpec]
     outputs: list[TensorSpec]
     nodes: list[Node]
     constants: dict[str, Tensor]
-    four_bits: frozenset[str] = frozenset()  # constants of int4, which stand here as int8
+    four_bits: frozenset[str] = frozenset()  # constants of int4, which are int8 here
 
 
 def read_graph(file: Path) -> Graph:

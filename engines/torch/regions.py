@@ -54,7 +54,7 @@ def repeats(tokens: Sequence[object], crossing: Sequence[int]) -> list[int]:
 
 
 def _behind_parts(nodes: Sequence[fx.Node], cut: int) -> int:
-    """Move a cut behind the parts of a tuple: only tensors go from one region to the next."""
+    """Move a cut after the parts of a tuple: only tensors go from one region to the next."""
     while cut < len(nodes) and nodes[cut].target is operator.getitem:
         cut += 1
     return cut

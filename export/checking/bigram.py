@@ -37,17 +37,17 @@ def bigram_overlap(target: Any, sample: Sample) -> float | None:
 class Bigram:
     """Which tokens follow a token, by Witten and Bell's rule.
 
-    Those that were seen C times behind it, T different ones, have C / (C + T) of the distribution. The rest goes by how
+    Those that were seen C times after it, T different ones, have C / (C + T) of the distribution. The rest goes by how
     often each token was seen at all, and that leaves a part to all tokens alike by the same rule.
     """
 
     def __init__(self, tokens: Tensor, vocab_size: int) -> None:
-        self._before, self._behind = tokens[:-1], tokens[1:]
+        self._before, self._after = tokens[:-1], tokens[1:]
         self._alone = shared(tokens, torch.full((vocab_size,), 1 / vocab_size))
 
     def after(self, token: int) -> Tensor:
         """Return the distribution [V] of what follows a token."""
-        return shared(self._behind[self._before == token], self._alone)
+        return shared(self._after[self._before == token], self._alone)
 
 
 def shared(seen: Tensor, shorter: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ TOLERANCE = 1e-3
 them even in deep models with large activations; a wrong weight, mask, window or position moves logits by 1e-1.
 Within it the best token is the same wherever it leads by twice as much."""
 
-GARBAGE = 5  # entries behind the longest source
+GARBAGE = 5  # entries after the longest source
 HALF = 24  # slots of a row that one of its calls may fill
 
 
@@ -197,7 +197,7 @@ def _cache(contract: Contract, rows: int, capacity: int) -> dict[str, Tensor]:
 
 
 def _sources(contract: Contract, sources: list[list[Tensor]]) -> dict[str, Tensor]:
-    """Give rows what they find of their sources, behind which there is garbage; nothing where there are none."""
+    """Give rows what they find of their sources, after which there is garbage; nothing where there are none."""
     if not sources:
         return {}
     lengths = [made[0].shape[2] for made in sources]

@@ -45,8 +45,8 @@ class Reference:
     ) -> None:
         """Compute what the checkpoint says of a sample as it is, whatever its weights are rounded to afterwards.
 
-        Each row's text stands behind its source, if there are `sources`, as the encoder has made them. Long texts, and
-        the sample's, are behind the first.
+        Each row's text has its source, if there are `sources`, as the encoder has made them. Long texts, and
+        the sample's, have the first.
         """
         self._contract = contract.in_dtype("float32")  # in which both sides compute
         self._window, self._features, self._sources, self._look_aheads = window, features, sources, look_aheads
@@ -83,7 +83,7 @@ class Reference:
         found: dict[int, Tensor] = {}
         for row, hidden in enumerate(self._sources):
             own = [number for number, place in enumerate(script.rows) if place == row]
-            with model.behind(hidden):
+            with model.given(hidden):
                 found |= zip(own, branch_logits(model, [script.branches[number] for number in own]), strict=True)
         return [found[number] for number in range(len(script.branches))]
 
@@ -113,8 +113,8 @@ def _deep_calls(contract: Contract, token_count: int, window: int | None) -> lis
 
 
 def behind_first(model: Any, sources: Sequence[Tensor]) -> AbstractContextManager[None]:
-    """Let a model that needs a source say texts behind the first."""
-    return model.behind(sources[0]) if sources else nullcontext()
+    """Let a model that needs a source say texts of the first."""
+    return model.given(sources[0]) if sources else nullcontext()
 
 
 @torch.no_grad()
@@ -178,7 +178,7 @@ def hidden_states(model: Any, tokens: Tensor) -> tuple[dict[int, Tensor], Tensor
 
 
 def states_read(model: Any, tokens: Tensor, said: Any) -> tuple[Tensor, ...]:
-    """Return what each layer has read, and the last state, normed; Mamba-2's list begins behind its first layer."""
+    """Return what each layer has read, and the last state, normed; Mamba-2's list begins after its first layer."""
     listed: tuple[Tensor, ...] = said.hidden_states
     if model.config.model_type != "mamba2":
         return listed
@@ -199,8 +199,8 @@ def continued_logits(model: Any, rows: Iterable[Tensor], tokens: list[int]) -> T
     """Compute the logits `[len(tokens), V]` after a cache that already holds these rows: key_0, value_0, key_1, …"""
     from transformers import DynamicCache
 
-    behind = model.config.is_encoder_decoder  # whose configuration counts the encoder's layers, not the decoder's
-    cache = DynamicCache(config=None if behind else model.config)
+    decoder = model.config.is_encoder_decoder  # whose configuration counts the encoder's layers, not the decoder's
+    cache = DynamicCache(config=None if decoder else model.config)
     each = iter(rows)
     for layer, (key, value) in enumerate(zip(each, each, strict=True)):
         cache.update(key, value, layer)

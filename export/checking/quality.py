@@ -42,7 +42,7 @@ class Quality:
 def engine_logits(engine: Engine, tokens: list[int], source: Mapping[str, Tensor] = NO_SOURCE) -> Tensor:
     """Compute the logits `[L, V]` of the stored graph, which reads the text in chunks, as it reads a prompt.
 
-    It stands behind a source if the memory of one is given.
+    It has a source if the memory of one is given.
     """
     return torch.cat(list(_chunks(engine, tokens, source)))
 

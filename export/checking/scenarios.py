@@ -55,7 +55,7 @@ class Call:
     scenario: str
     first_row: int
     rows: list[RowCall]
-    goes_on: bool = False  # behind the call before, whose tokens recurrent layers have not absorbed
+    goes_on: bool = False  # after the call before, whose tokens recurrent layers have not absorbed
 
 
 def paths_of(parents: list[int]) -> list[list[int]]:
@@ -76,7 +76,7 @@ def line_of(width: int) -> list[int]:
 
 
 def random_tree(random: Random, nodes: int, deepest: int) -> tuple[list[int], list[int]]:
-    """Return the parents of the nodes, and a path of three nodes or more to a leaf which others stand between."""
+    """Return the parents of the nodes, and a path of three nodes or more to a leaf with others between."""
     while True:
         parents = [-1]
         while len(parents) < nodes:
@@ -121,7 +121,7 @@ class Script:
         """Write `width` rows for adjacent cache rows, the first `counts` of them real, after going `back` some rows.
 
         Recurrent layers absorb what comes before, unless the call `goes_on`, and its own tokens if they are `read`.
-        Behind what they have absorbed no call goes back.
+        No call goes back before what they have absorbed.
         """
         rows = []
         for offset, (real, rejected) in enumerate(zip(counts, back or [0] * len(counts), strict=True)):
@@ -147,7 +147,7 @@ class Script:
         self.calls.append(Call(scenario, first_row, rows, goes_on))
 
     def tree(self, scenario: str, first_row: int, width: int, counts: list[int]) -> None:
-        """Write a tree of this many tokens behind each of adjacent cache rows, and go on behind one path of each."""
+        """Write a tree of this many tokens after each of adjacent cache rows, and go on after one path of each."""
         if any(self.length(row) + real > self.max_length for row, real in enumerate(counts, first_row)):
             return
         rows = []
@@ -163,7 +163,7 @@ class Script:
         self.calls.append(Call(scenario, first_row, rows))
 
     def tails(self, first_row: int, widths: list[int]) -> None:
-        """Write trees behind one another for two adjacent rows, each behind all that comes before; go on at a leaf."""
+        """Write trees one after another for two adjacent rows, each after all that comes before; go on at a leaf."""
         rows, nodes = (first_row, first_row + 1), sum(widths)
         if any(self.length(row) + nodes > self.max_length for row in rows):
             return
@@ -188,7 +188,7 @@ class Script:
         self.calls += [Call(TAIL, first_row, call) for call in calls]
 
     def _branch(self, row: int, before: list[int], parents: list[int], tokens: list[int]) -> list[int]:
-        """Open a branch behind `before` for each leaf of a tree; return one that each node belongs to."""
+        """Open a branch after `before` for each leaf of a tree; return one that each node belongs to."""
         branches = [0] * len(parents)
         for path in leaves_of(parents):
             for node in path:
@@ -198,7 +198,7 @@ class Script:
         return branches
 
     def look_ahead(self, ids: list[int]) -> None:
-        """Write lines with look-aheads behind their first tokens for two adjacent rows, and go on within each line."""
+        """Write lines with look-aheads after their first tokens for two adjacent rows, and go on within each line."""
         if not ids or any(self.length(row) + 4 + len(ids) > self.max_length for row in (1, 2)):
             return
         rows, parents = [], [*line_of(4), 0, *range(4, 3 + len(ids))]
@@ -232,8 +232,8 @@ def write_script(vocab: int, max_length: int, recurrent: bool = False, tails: bo
             script.call("draft's steps", 0, 1, [1], goes_on=True)
         script.call("draft's steps", 0, 2, [2], back=[2])
         script.call("draft's steps", 0, 1, [1], goes_on=True)
-        script.call("read behind a draft's steps", 0, 4, [4], back=[1], read=True)
-        script.call("read behind a draft's steps", 0, 3, [3])
+        script.call("read after a draft's steps", 0, 4, [4], back=[1], read=True)
+        script.call("read after a draft's steps", 0, 3, [3])
     script.call("ragged batch", 1, chunk, [chunk, chunk // 2, 1], read=True)
     script.call("ragged batch", 1, 5, [5, 3, 1])
     script.call("ragged batch", 1, 1, [1, 1, 1])

@@ -52,7 +52,7 @@ def agree(
 def difference(target: Vocabulary, draft: Vocabulary) -> str | None:
     """Say where token maps differ but at their ends; None if the ids of both mean the same.
 
-    Padded embeddings do not matter: only the ids that have a token are compared. What one of them has behind the
+    Padded embeddings do not matter: only the ids that have a token are compared. What one of them has after the
     other's last token is never proposed.
     """
     ends = max(target.tokens), max(draft.tokens)
@@ -134,7 +134,7 @@ def refuse_unlike_sources(checkpoints: Mapping[str, Checkpoint], heads: Sequence
     source = target.shape.source
     if source is not None and heads:
         raise ExportError(
-            f"{heads[0]} is a head, and the target {target.name} stands behind an encoder, where this version gives a "
+            f"{heads[0]} is a head, and the target {target.name} has an encoder, where this version gives a "
             "head nothing to read; leave it out"
         )
     for role, draft in checkpoints.items():

@@ -214,13 +214,13 @@ def load_model(checkpoint: Checkpoint, dtype: str, vocab_size: int = 0) -> Any:
         raise ExportError(
             f"checkpoint {checkpoint.name} lacks {len(missing)} tensors, the first is {missing[0]}; download it again"
         )
-    behind = re.compile(rf"model\.layers\.{checkpoint.shape.layers}\.|mtp\.")  # a layer of MTP, which is a head
+    added = re.compile(rf"model\.layers\.{checkpoint.shape.layers}\.|mtp\.")  # a layer of MTP, which is a head
     extra = sorted(
         key
         for key in report["unexpected_keys"]
         if not key.endswith(OF_CACHES)
         and not (checkpoint.reads_more and OTHERS.search(key))
-        and not (getattr(checkpoint.config, "num_mtp_layers", 0) and behind.match(key))
+        and not (getattr(checkpoint.config, "num_mtp_layers", 0) and added.match(key))
     )
     if any(key.startswith("v_head.") for key in extra):
         raise ExportError(

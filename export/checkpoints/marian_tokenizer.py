@@ -2,7 +2,7 @@
 
 The source's model divides texts, and its pieces have its own scores. All others, of the target's model alone, have such
 low ones that they are never preferred. Characters that the source's model lacks are unknown together, unless such a run
-is a piece as a whole. A code of a language, such as `>>fra<<`, is a token wherever it stands, in Marian only at the
+is a piece as a whole. A code of a language, such as `>>fra<<`, is a token wherever it occurs, in Marian only at the
 beginning.
 """
 

@@ -36,7 +36,7 @@ class Vocabulary:
     eos_token_ids: tuple[int, ...]  # the tokenizer's own first
     chat_template: str | None
     sampling: dict[str, float] = field(default_factory=dict)  # the defaults that its makers recommend
-    start_ids: tuple[int, ...] = ()  # what a text begins with, behind a source
+    start_ids: tuple[int, ...] = ()  # what a text begins with, if it has a source
     unsaid_ids: tuple[int, ...] = ()  # tokens that shall never be said
     speech: Speech | None = None  # of a model that hears
     forced_end_ids: tuple[int, ...] = ()  # of which one ends a text that becomes as long as it may
@@ -88,7 +88,7 @@ def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
             f"model has only {checkpoint.shape.vocab_size}; take the tokenizer that belongs to the model"
         )
     bos = ids("bos")
-    behind = {} if checkpoint.shape.source is None else _settings(checkpoint, "config.json") | generation
+    said = {} if checkpoint.shape.source is None else _settings(checkpoint, "config.json") | generation
     return Vocabulary(
         name=checkpoint.name,
         tokenizer=tokenizer,
@@ -97,13 +97,11 @@ def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
         eos_token_ids=ids("eos"),
         chat_template=_chat_template(checkpoint, settings),
         sampling=recommended_sampling(generation),
-        start_ids=_known(tokens, behind.get("decoder_start_token_id"), behind.get("forced_bos_token_id")),
-        unsaid_ids=_unsaid(tokens, behind),
-        speech=_speech(tokens, behind) if hears else None,
-        forced_end_ids=_known(
-            tokens, *_each((generation or behind).get("forced_eos_token_id"))
-        ),  # as transformers asks
-        note=_searches(checkpoint.name, behind),
+        start_ids=_known(tokens, said.get("decoder_start_token_id"), said.get("forced_bos_token_id")),
+        unsaid_ids=_unsaid(tokens, said),
+        speech=_speech(tokens, said) if hears else None,
+        forced_end_ids=_known(tokens, *_each((generation or said).get("forced_eos_token_id"))),  # as transformers asks
+        note=_searches(checkpoint.name, said),
     )
 
 
@@ -137,7 +135,7 @@ def _speech(tokens: dict[int, str], settings: dict[str, Any]) -> Speech:
 
 
 def _with_times(tokenizer: Any, vocab_size: int) -> Any:
-    """Name the tokens behind the last of Whisper's own, which are times, and take them for no text."""
+    """Name the tokens after the last of Whisper's own, which are times, and take them for no text."""
     first = tokenizer.token_to_id(NO_TIMES)
     if first is None:
         return tokenizer
@@ -210,7 +208,7 @@ def _chat_template(checkpoint: Checkpoint, settings: dict[str, Any]) -> str | No
 
 
 def _text(token: Any) -> str:
-    """Read a special token, which stands in the settings as a string or as an object around one."""
+    """Read a special token, which is in the settings as a string or as an object around one."""
     return str(token.get("content", "") if isinstance(token, dict) else token or "")
 
 

@@ -37,7 +37,7 @@ POSITIONS = {"bloom": "seq_length", "mpt": "max_seq_len"}  # where their number 
 
 @dataclass(frozen=True)
 class SourceShape:
-    """The sources that a decoder stands behind: tokens, or sound of one length."""
+    """The sources of a decoder: tokens, or sound of one length."""
 
     longest: int  # entries that an encoder makes of one
     sound: Sound | None = None
@@ -57,7 +57,7 @@ class ModelShape:
     value_dim: int | None = None  # if values are of another size than keys
     recurrent: tuple[Layer, ...] = ()  # layers with states that absorb tokens
     attends: tuple[int, ...] = ()  # where some are, which layers have keys and values
-    source: SourceShape | None = None  # of a decoder that stands behind an encoder
+    source: SourceShape | None = None  # of a decoder that has an encoder
     own: tuple[tuple[int, int], ...] = ()  # where layers differ: the key heads and their size, of each that keeps keys
     ends: str = ""  # why it has no more positions, if its configuration names more
 
@@ -120,7 +120,7 @@ def refuse_unsupported(name: str, fields: dict[str, Any]) -> None:
 def shape_of(name: str, config: Any) -> ModelShape:
     """Read the shape of a supported configuration; what would make cached rows wrong is refused by name."""
     if config.model_type in BEHIND_SOURCES:
-        return _shape_behind_source(config)
+        return _shape_with_source(config)
     refuse_moving_positions(name, config, MOVING_ROTARY)
     if getattr(config, "add_cross_attention", False):
         raise ExportError(f"checkpoint {name} attends to an encoder (add_cross_attention), expected a decoder alone")
@@ -180,8 +180,8 @@ def _shape_without_attention(config: Any, recurrent: tuple[Layer, ...]) -> Model
     )
 
 
-def _shape_behind_source(config: Any) -> ModelShape:
-    """Read the shape of a decoder that stands behind an encoder."""
+def _shape_with_source(config: Any) -> ModelShape:
+    """Read the shape of a decoder that has an encoder."""
     heads = getattr(config, "decoder_attention_heads", None) or config.num_heads
     head_dim = getattr(config, "d_kv", None) or config.d_model // heads
     positions = getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None)
@@ -251,6 +251,6 @@ def _rotaries(config: Any) -> list[dict[str, Any]]:
 
 
 def _steady(rotary: dict[str, Any], positions: int) -> int:
-    """Return up to which length keys stay as they were rotated; dynamic scaling begins behind the last position."""
+    """Return up to which length keys stay as they were rotated; dynamic scaling begins after the last position."""
     long, short = ([rotary.get(f"{length}_{name}") for name in ("factor", "mscale")] for length in ("long", "short"))
     return min(positions, int(rotary["original_max_position_embeddings"])) if long != short else positions

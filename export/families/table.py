@@ -21,7 +21,7 @@ _RECURRENT = """
     olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next zamba2
 """
 
-# Decoders behind an encoder, which reads a source.
+# Decoders with an encoder, which reads a source.
 _BEHIND_SOURCES = """
     bart blenderbot blenderbot-small m2m_100 marian mbart mt5 pegasus plbart t5 umt5 whisper
 """
@@ -35,7 +35,7 @@ _REFUSED = {
     "its keys and values differ in size": """
         longcat_flash mimo_v2_flash
     """,
-    "a learned prompt stands before each text": """
+    "a learned prompt comes before each text": """
         cpmant
     """,
     "transformers runs it without a cache of keys and values": """
@@ -62,10 +62,10 @@ _REFUSED = {
         pix2struct pop2piano pp_formulanet seamless_m4t seamless_m4t_v2 speech-encoder-decoder speech_to_text speecht5
         switch_transformers t5gemma t5gemma2 udop vision-encoder-decoder
     """,
-    "what stands before a text is seen in both directions": """
+    "what comes before a text is seen in both directions": """
         paligemma
     """,
-    "its latent attention weighs queries by where they stand (llama_4_scaling_beta)": """
+    "its latent attention weighs queries by their positions (llama_4_scaling_beta)": """
         mistral4
     """,
     "its layers run several times for a token, each time with keys and values of their own": """

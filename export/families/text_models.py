@@ -83,7 +83,7 @@ OTHERS = re.compile(
 
 
 def text_config_of(config: Any) -> Any:
-    """Return the configuration of the text model as one that stands alone."""
+    """Return the configuration of the text model as one by itself."""
     from transformers import CONFIG_MAPPING
 
     text = config.get_text_config()

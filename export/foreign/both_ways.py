@@ -17,7 +17,7 @@ PLACES = 24  # of the text, spread over it
 MOST_WRITTEN = 8  # tokens that the draft writes for one of the target's
 BROKEN = "\ufffd"  # stands for bytes that are no character
 COMMON, TEXT = WAYS = ("common", "text")  # the drafters that propose so
-Reads = Callable[[list[int]], Tensor]  # the logits [V] of a draft behind its tokens
+Reads = Callable[[list[int]], Tensor]  # the logits [V] of a draft after its tokens
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The calls by which the graph of a head of blocks is checked: a block behind each token of a text."""
+"""The calls by which the graph of a head of blocks is checked: a block after each token of a text."""
 
 from typing import Any
 
@@ -13,11 +13,11 @@ AGAIN = 4  # tokens that are read again before a block
 
 
 def said_in_blocks(engine: Engine, block: Any, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what a graph says behind each token but the first, as rounds read them, and its hidden states.
+    """Return what a graph says after each token but the first, as rounds read them, and its hidden states.
 
     They are [L - 1, proposals, V] and [L - 1, proposals, hidden].
 
-    Each call reads some tokens again, which the block before has overwritten, and behind a block there may be tokens
+    Each call reads some tokens again, which the block before has overwritten, and after a block there may be tokens
     that belong to nothing.
     """
     length = len(tokens)

@@ -18,7 +18,7 @@ def check_head(
 ) -> tuple[dict[str, Any], Tensor]:
     """Check a graph on the features [L, hidden] of some tokens [L], in every way in which a round calls it.
 
-    Return the errors, and the graph's logits [L - 1, V] of the place behind the next one, after each token but the
+    Return the errors, and the graph's logits [L - 1, V] of the place after the next one, after each token but the
     last. A quantised graph is compared with exact weights. What it says is what it says as rounds run it.
     """
     wide_copy = contract.dtype != "float32"

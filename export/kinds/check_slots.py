@@ -21,9 +21,9 @@ MASKS = 3  # that one pass reads
 
 
 def said_by(head: Any, tokens: Tensor, features: Tensor, own: tuple[int, ...] = ()) -> tuple[Tensor, Tensor, Tensor]:
-    """Let torch read tokens [L] with the features of those before, and then some behind its own hidden states.
+    """Let torch read tokens [L] with the features of those before, and then some from its own hidden states.
 
-    Return the logits [L - 1, V] of the first slots, and logits and hidden states of the last one and those behind it.
+    Return the logits [L - 1, V] of the first slots, and logits and hidden states of the last one and those after it.
     """
     cache, count = DynamicCache(), len(tokens)
     given = _of_those_before(features[:count])
@@ -51,7 +51,7 @@ def compare_slots(engine: Engine, head: Any, tokens: Tensor, features: Tensor, e
             given[row, first:] = features[start + first - 1 : start + width - 1]
         return torch.stack([tokens[start : start + width] for start in starts]), given
 
-    ids, given = windows([0, 0], count)  # the second row is padded with what comes behind it
+    ids, given = windows([0, 0], count)  # the second row is padded with what comes after it
     given[1, ends[1] :] = GARBAGE
     logits, made = cached.call(ids, [0, 0], given, torch.tensor(ends)[:, None] - 1)
     wanted = [said_by(head, tokens[:end], features) for end in ends]

@@ -1,10 +1,10 @@
 """DFlash: layers that read the target's features as context, and a block of masks that all see each other.
 
-A block is the last token that is known, its anchor, and masks; each of them says what stands in its place, or behind
+A block is the last known token, its anchor, and masks; each of them says the token of its place, or the one after
 it. Every layer makes its keys and values of a token's features where the target has read it, and of the block's own
 hidden states in the block.
 
-In a call of the graph the slot of token i holds the features of the token before it, so all stand a place later than
+In a call of the graph the slot of token i holds the features of the token before it, so all lie a place later than
 in the text. The anchor comes twice: in its slot, with the features of the token before, and as the first of the block.
 
 its authors      the fields of its layers lie in config.json itself, the others in `dflash_config`
@@ -48,7 +48,7 @@ APART = 8  # places between anchors that are measured
 class Block:
     size: int  # with its anchor
     mask: int  # the token that stands for the others
-    from_anchor: bool  # the anchor says the first token behind it, else the first mask does
+    from_anchor: bool  # the anchor says the first token after it, else the first mask does
 
     @property
     def proposals(self) -> int:
@@ -112,7 +112,7 @@ class DFlash(SlotHead):
         return out
 
     def said(self, tokens: Tensor, features: Tensor, anchors: Sequence[int]) -> Tensor:
-        """Return the logits [N, proposals, V] of blocks behind these anchors, places in the tokens [L].
+        """Return the logits [N, proposals, V] of blocks after these anchors, places in the tokens [L].
 
         Each sees the features [L, hidden] of the tokens before its anchor, and each place follows the text.
         """
@@ -121,7 +121,7 @@ class DFlash(SlotHead):
         return self.following(self.logits(self.blocks(tokens, features, anchors)), before)
 
     def following(self, logits: Tensor, before: Tensor) -> Tensor:
-        """Return the logits [..., V] of places behind these tokens [...]: no place knows what stands in another."""
+        """Return the logits [..., V] of places after these tokens [...]: no place knows the token of another."""
         return logits
 
     def blocks(self, tokens: Tensor, features: Tensor, anchors: Sequence[int]) -> Tensor:
@@ -267,8 +267,8 @@ def _ways(name: str, fields: Mapping[str, Any], layers: int) -> list[tuple[int, 
     if not ids:
         raise ExportError(f"config.json of head {name} names no layers of its target; download it again")
     given = tuple(map(int, ids))
-    behind = tuple(one + 1 for one in given)
-    found = [behind] if fields.get("target_layer_ids") else [given, behind]
+    shifted = tuple(one + 1 for one in given)
+    found = [shifted] if fields.get("target_layer_ids") else [given, shifted]
     able = [one for one in found if all(0 <= each < layers for each in one)]
     if not able:
         raise ExportError(

@@ -1,7 +1,7 @@
 """DSpark: a block of DFlash whose tokens follow one another, and which says how sure it is of each.
 
 Its Markov head adds to the logits of a place what the token before it is worth. Its confidence is the chance that a
-place's token stands if those before it do. It reads the hidden state of the place and the token before it, so it is
+place's token is accepted if those before it are. It reads the hidden state of the place and the token before, so it is
 known before the place's own token is drawn.
 
 its authors      all fields lie in config.json itself; the head has copies of the target's embedding and projection
@@ -43,7 +43,7 @@ class DSpark(DFlash):
         self.confidence_head = ConfidenceHead(confidence) if confidence else None
 
     def following(self, logits: Tensor, before: Tensor) -> Tensor:
-        """Return the logits [..., V] of places behind these tokens [...]."""
+        """Return the logits [..., V] of places after these tokens [...]."""
         added = self.markov_head.markov_w2(self.markov_head.markov_w1(before))
         if added.shape[-1] != logits.shape[-1]:
             added = torch.cat([added, torch.zeros_like(added[..., :1])], -1).index_select(-1, self.places)
@@ -51,7 +51,7 @@ class DSpark(DFlash):
         return found
 
     def confidence(self, states: Tensor, before: Tensor) -> Tensor:
-        """Return how likely tokens are to stand [...] behind these [...], by the hidden states of their places."""
+        """Return how likely tokens are to be accepted [...] after these [...], by the hidden states of their places."""
         assert self.confidence_head is not None
         proj = self.confidence_head.proj
         read = torch.cat([states, self.markov_head.markov_w1(before)], -1)[..., : proj.in_features]

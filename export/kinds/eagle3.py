@@ -3,7 +3,7 @@
 original and SpecForge   tensors `midlayer.…`; the fields of its one layer lie in config.json itself
 speculators              tensors `layers.0.…`; the fields lie in `transformer_layer_config`
 
-What their configurations leave open is decided by measurement. P-EAGLE says all tokens of a round in one pass, behind
+What their configurations leave open is decided by measurement. P-EAGLE says all tokens of a round in one pass, from
 masks: `mask_hidden` stands for their features.
 """
 
@@ -274,6 +274,6 @@ def wired(head: Eagle3, wiring: Wiring) -> Eagle3:
 def in_words(wiring: Wiring) -> str:
     layers = "the last hidden state" if wiring.layers == (LAST,) else f"hidden states {wiring.layers}"
     residual = "a normed residual" if wiring.norm_before_residual else "a plain residual"
-    output = "behind its norm" if wiring.norm_output else "before its norm"
+    output = "after its norm" if wiring.norm_output else "before its norm"
     theta = "" if wiring.theta is None else f", theta {wiring.theta:g}"
     return f"reads {layers}, with {residual}, its own state {output}{theta}"

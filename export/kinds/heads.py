@@ -22,7 +22,7 @@ from .overlap import measured
 WEAK = 0.2  # an overlap below which a head is probably wired wrong
 
 # Calls a graph, compares what it says with the head where errors are to be noted, and returns the graph's logits
-# [L - 1, V] of the place behind the next one, after each token but the last.
+# [L - 1, V] of the place after the next one, after each token but the last.
 Compare = Callable[[Engine, Errors | None], Tensor]
 # Wires a head in one of the ways that there are, and returns what it then reads of its target.
 Wire = Callable[[], Features]
@@ -38,7 +38,7 @@ class Head(PreTrainedModel, ABC):  # type: ignore[misc]
 
     @property
     def masks(self) -> Masks | None:
-        """The masks that it reads, if it proposes in one pass behind some."""
+        """The masks that it reads, if it proposes in one pass from some."""
         return None
 
     @abstractmethod

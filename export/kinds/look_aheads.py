@@ -1,7 +1,7 @@
-"""PaSS: look-ahead embeddings, which a target reads behind a token as if they were the next ones.
+"""PaSS: look-ahead embeddings, which a target reads after a token as if they were the next ones.
 
-They are no model of their own but further rows of the target's embedding, which the graph reads by the ids behind its
-vocabulary; where that was tied to the projection it is no longer. What it makes of the first says what stands behind
+They are no model of their own but further rows of the target's embedding, which the graph reads by the ids after its
+vocabulary; where that was tied to the projection it is no longer. What it makes of the first says what follows
 the next token, and so on.
 
 `look_aheads.weight` [T, H]; nobody publishes such weights, so this format is ours. With `lora.{layer}.down` [R, in] and
@@ -28,7 +28,7 @@ PASS = "pass"  # how `model_type` and their drafter call them
 WEIGHT = "look_aheads.weight"
 LORA, PARTS = "lora.", ("down", "up")  # lora.{layer}.down [R, in] and lora.{layer}.up [out, R]
 KNOWN_FIELDS = {"base_model_name_or_path", "dtype", "model_type", "num_look_aheads", "torch_dtype"}
-WINDOW, SLOTS = 128, 2  # tokens of the sample behind which they are measured, one in so many
+WINDOW, SLOTS = 128, 2  # tokens of the sample after which they are measured, one in so many
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class LookAheads(HeadFiles):
     """Look-ahead embeddings that can be exported with their target, still unread."""
 
     def join(self, target: Any, vocab_size: int) -> int:
-        """Let a loaded target read them by the ids behind its vocabulary; return how many there are."""
+        """Let a loaded target read them by the ids after its vocabulary; return how many there are."""
         name, read = self.name, target.get_input_embeddings()
         refuse_unknown(name, self.fields, KNOWN_FIELDS)
         tensors = self.tensors()
@@ -109,7 +109,7 @@ class LookAheads(HeadFiles):
 
 
 class Gate:
-    """Lets through what is read by the ids behind a vocabulary."""
+    """Lets through what is read by the ids after a vocabulary."""
 
     def __init__(self, read: nn.Module, vocab_size: int) -> None:
         self._open = torch.zeros(0)  # [B, S, 1] bool, of the call that runs

@@ -2,7 +2,7 @@
 
 speculators      tensors `mtp_layers.0.…`; the fields of the layer lie in `transformer_layer_config`
 Qwen             tensors `mtp.…`; the fields are the model's own
-in a target      tensors `model.layers.N.…` behind its N layers, or Qwen's, which transformers reads
+in a target      tensors `model.layers.N.…` after its N layers, or Qwen's, which transformers reads
 """
 
 import re
@@ -43,11 +43,11 @@ NAMES = {  # of ours, by those that others have
 UNREAD = ("t2d", "d2t", "embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight")  # they are the target's
 COUNTS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
 UNSAID = {"num_mtp_layers": 1, "mtp_layer_types": ["full_attention"]}  # what transformers does not know of Qwen's
-PLAIN, NORMED = "reads its own states before its norm", "reads its own states behind its norm"
+PLAIN, NORMED = "reads its own states before its norm", "reads its own states after its norm"
 
 
 class Mtp(SlotHead):
-    """One such layer, which proposes every token of a round: behind the first it reads its own hidden states."""
+    """One such layer, which proposes every token of a round: after the first it reads its own hidden states."""
 
     def __init__(self, config: Any, classes: LayerClasses) -> None:
         super().__init__(config)
@@ -123,7 +123,7 @@ def _wire(head: Mtp, normed: bool) -> Features:
 
 
 class MtpOfTarget(MtpKind):
-    """The layer that a target's own checkpoint has behind those of the target."""
+    """The layer that a target's own checkpoint has after those of the target."""
 
     known: ClassVar[Mapping[str, set[str]]] = {}  # the fields are the target's
 
@@ -203,7 +203,7 @@ def _count(fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> 
 
 def _refuse_several(name: str, count: Any) -> None:
     if count != 1:
-        raise ExportError(f"{name} has {count} layers of MTP, one behind the other; this version runs a single one")
+        raise ExportError(f"{name} has {count} layers of MTP, one after the other; this version runs a single one")
 
 
 def _renamed(key: str) -> str:

@@ -1,6 +1,6 @@
 """Heads that each read the target's last hidden state and say the token of one place: one pass for all proposals.
 
-Head i says what stands i + 2 places behind the token whose hidden state it reads: the next place is the target's own.
+Head i says the token i + 2 places after the one whose hidden state it reads: the next place is the target's own.
 So none of them knows what the others have said.
 
 Medusa      `{head}.{layer}.linear.…` and `{head}.{layers}.weight`, the projection, as its authors write it; or

@@ -2,7 +2,7 @@
 
 The slot of token i reads the embedding of that token and the features of the one before it, and says what follows. A
 slot beyond what the target has read takes what the head itself has made for the one before, its own hidden state. The
-slot stands at the place of its token; the first token of a text has none, so nothing sees place 0.
+slot has the place of its token; the first token of a text has none, so nothing sees place 0.
 """
 
 from collections.abc import Iterator, Mapping
@@ -103,10 +103,10 @@ class SlotHead(Head):
         self.register_buffer("places", torch.arange(vocab).clamp(max=count), persistent=False)
 
     def unrolled(self, tokens: Tensor, features: Tensor, steps: int, later: Tensor | None = None) -> Iterator[Tensor]:
-        """Give its hidden states behind the last norm [B, S, hidden] after one slot, two and so on, as many as steps.
+        """Give its hidden states after the last norm [B, S, hidden] after one slot, two and so on, as many as steps.
 
         The first slots are those of `tokens` [B, S] from the second of a text on, with the `features` [B, S, hidden] of
-        the tokens before them. Slot i of step s stands behind slot i of step s - 1, at the token s places later, and
+        the tokens before them. Slot i of step s follows slot i of step s - 1, at the token s places later, and
         sees of the first step what that saw. With `later` the steps after the first are taken by these slots alone.
         """
         batch, width = tokens.shape
@@ -156,7 +156,7 @@ def mask_token_of(name: str, fields: Mapping[str, Any], vocab: int) -> int:
 
 
 def draft_vocabulary(name: str, tensors: Mapping[str, Tensor], vocab: int) -> Tensor:
-    """Return the place of each of the target's tokens among those that a head proposes, or the place behind them."""
+    """Return the place of each of the target's tokens among those that a head proposes, or the place after them."""
     if "d2t" not in tensors:
         return torch.arange(vocab)
     offsets, count = tensors["d2t"], len(tensors["d2t"])

@@ -1,6 +1,6 @@
-"""Let ONNX Runtime's LinearAttention absorb what stands and answer, where the tokens of a call form a line.
+"""Let ONNX Runtime's LinearAttention absorb what is accepted and answer, where the tokens of a call form a line.
 
-Two `If`s choose: a line whose tokens all stand, a line whose tokens may all fall, else any tree, by the plain form.
+Two `If`s choose: a line whose tokens are all accepted, one whose tokens may be rejected, or any tree in the plain form.
 That also computes the later steps of a draft, which absorb nothing, and prompts of unlike lengths read together.
 """
 
@@ -92,7 +92,7 @@ def _branch(
 
 
 class _Call:
-    """What all layers need to know of a call: whether it is a line of which none stand, or all, and what is pending."""
+    """What all layers need to know of a call: whether it is a line, accepted whole or not, and what is pending."""
 
     def __init__(self, graph: ir.Graph, inputs: Mapping[str, ir.Value]) -> None:
         self._graph, op = graph, Nodes(graph)
@@ -116,7 +116,7 @@ class _Call:
         self.nodes = op.made
 
     def along_a_line(self, marks: Mapping[str, ir.Value], state: ir.Value, own_stand: bool) -> ir.Graph:
-        """Absorb the pending tokens, and answer behind each of the call's own, which are absorbed if they stand."""
+        """Absorb the pending tokens, and answer after each of the call's own, which are absorbed if accepted."""
         op = Nodes(self._graph)
         heads, _, size = _fixed(state)
 

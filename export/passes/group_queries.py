@@ -1,7 +1,7 @@
 """Let ONNX Runtime's GroupQueryAttention attend: it reads of a cache what is filled, and writes new entries itself.
 
 In it a token sees at most the entries up to its own, and of those what the mask says. No token of a round sees more,
-since each stands behind those that it follows.
+since each comes after those that it follows.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import onnx_ir.passes.common as common
 
 from .nodes import CONTRIB, TURNED, Nodes
 
-SIZES = range(32, 129, 16)  # of heads: with these one of several tokens has the same bits whatever stands beside it
+SIZES = range(32, 129, 16)  # of heads: with these one of several tokens has the same bits whatever is beside it
 
 
 def group_queries(model: ir.Model) -> int:
@@ -146,7 +146,7 @@ class _Rewrite:
         return self._int32(self._op("Add", start, last))
 
     def _widths(self, start: ir.Value, new: ir.Value) -> ir.Value:
-        """Return how many tokens each row has `[B]`: all have as many, and the operator wants to be told."""
+        """Return how many tokens each row has `[B]`: all have as many, and the operator asks for that."""
         return self._int32(self._op("Expand", self._dim(new, 2), self._op("Shape", start)))
 
     def _capacity(self, past: ir.Value) -> ir.Value:

@@ -171,7 +171,7 @@ def _raw(weight: ir.Value) -> Tensor:
 
 
 def _read_blocks(graph: ir.Graph, weight: ir.Value, blocks: Blocks, kind: str) -> None:
-    """Put a `DequantizeLinear` in the place of a matrix, behind another if its scales are made by one."""
+    """Put a `DequantizeLinear` in the place of a matrix, after another if its scales are made by one."""
     name, nodes = str(weight.name), list[ir.Node]()
     whole = kind == "fp8" and len(blocks.scales) == 1
     stored = [constant(graph, f"{name}.{kind}", blocks.numbers, STORED[kind])]

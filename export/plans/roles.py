@@ -70,7 +70,7 @@ def roles(
 
     With `draft_trees` the drafts also run steps as wide as those that verify, which hold whatever a round proposes. The
     first step of a head reads all that a round may commit; heads that keep nothing speak all at once. So do drafts and
-    heads that read masks, behind all that a round may commit.
+    heads that read masks, after all that a round may commit.
     """
     k, prefill, verify = options.draft_length, options.prefill_width, options.verify_width
     found = [Role("verify", "target", verify, verify, options.batch)]

@@ -1,1 +1,1 @@
-"""Encoder–decoders: an encoder reads a source once, the decoder says a text behind it as any causal model does."""
+"""Encoder–decoders: an encoder reads a source once, the decoder says its text as any causal model does."""

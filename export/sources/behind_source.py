@@ -1,4 +1,4 @@
-"""An encoder–decoder of transformers as a causal model: behind one source it takes the tokens of a text alone."""
+"""An encoder–decoder of transformers as a causal model: given one source, it takes the tokens of a text alone."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ class Said:
 
 
 class _Elsewhere(nn.Module):
-    """Stands where an encoder was, whose name transformers asks for."""
+    """Takes the place of an encoder, whose name transformers asks for."""
 
     def __init__(self, main_input_name: str) -> None:
         super().__init__()
@@ -74,8 +74,8 @@ class BehindSource(nn.Module):
         self.encoder.set_attn_implementation(name)
 
     @contextmanager
-    def behind(self, hidden: Tensor, seen: Tensor | None = None) -> Iterator[None]:
-        """Say texts behind what the encoder made of a source, until the block ends."""
+    def given(self, hidden: Tensor, seen: Tensor | None = None) -> Iterator[None]:
+        """Say texts of what the encoder made of a source, until the block ends."""
         before, (self._hidden, self._seen) = (self._hidden, self._seen), (hidden, seen)
         try:
             yield
@@ -83,7 +83,7 @@ class BehindSource(nn.Module):
             self._hidden, self._seen = before
 
     def forward(self, input_ids: Tensor, cache: Cache | None = None, **_: Any) -> Said:
-        assert self._hidden is not None, "a text is said behind a source"
+        assert self._hidden is not None, "a text has a source"
         if not isinstance(cache, EncoderDecoderCache):
             cache = EncoderDecoderCache(cache or DynamicCache(), DynamicCache())
         hidden = self._hidden.expand(input_ids.shape[0], -1, -1)
@@ -104,7 +104,7 @@ class BehindSource(nn.Module):
             return self.encoder(**given).last_hidden_state.float()  # type: ignore[no-any-return]
 
     def generate(self, input_ids: Tensor, *, attention_mask: Tensor, **settings: Any) -> Tensor:
-        """Say what transformers would say behind a whole source."""
+        """Say what transformers would say of a whole source."""
         said: Tensor = GenerationMixin.generate(  # of a Whisper, too, whose own adds rules
             self.model,
             encoder_outputs=BaseModelOutput(last_hidden_state=self._hidden),
@@ -117,7 +117,7 @@ class BehindSource(nn.Module):
 
     def say_something(self, hidden: Tensor, seen: Tensor | None, cache: EncoderDecoderCache) -> None:
         """Let each layer note the keys and values that it makes of a source, the same whatever the decoder says."""
-        with self.behind(hidden, seen):
+        with self.given(hidden, seen):
             self(torch.zeros(hidden.shape[0], 1, dtype=torch.int64, device=hidden.device), cache)
 
     @torch.no_grad()

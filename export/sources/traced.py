@@ -63,7 +63,7 @@ class TracedBehindSource(TracedModel):
         hidden = torch.zeros(1, first.shape[2], width, dtype=first.dtype).expand(first.shape[0], -1, -1)
         seen = None if source_length is None else seen_of(source_length, first.shape[2])
         own_positions = (start[:, None] + places.depths).clamp(max=self.last_position)  # [B, S]
-        with self.model.behind(hidden, seen), placed(self.model, self.biases, own_positions, places):
+        with self.model.given(hidden, seen), placed(self.model, self.biases, own_positions, places):
             return self.said(input_ids, logit_rows, cache)
 
 
@@ -78,7 +78,7 @@ def placed(
 ) -> Iterator[None]:
     """Let an encoder or a decoder take positions [B or 1, S] as they are given, until the block ends.
 
-    Behind `places` the biases of a decoder's attention go by the positions of entries; an encoder's by their order.
+    Under `places` the biases of a decoder's attention go by the positions of entries; an encoder's by their order.
     """
     with ExitStack() as patches:
         embedding = getattr(stack, "embed_positions", None)

@@ -36,10 +36,10 @@ def positions_of(places: Places, key: Tensor) -> Tensor:
 
 
 def alibi(slopes: Tensor, places: Places, key: Tensor) -> Tensor:  # [heads]; [B, kv_heads, T, D]
-    """Return what is added to scores, `[B, heads, S, T]`: the farther an entry is behind a token, the less it counts.
+    """Return what is added to scores, `[B, heads, S, T]`: the farther an entry is before a token, the less it counts.
 
     Transformers adds the same number more to all scores of a token. In half precision those would be rough.
     """
     own = places.start[:, None] + places.depths
-    behind = own[:, :, None] - positions_of(places, key)[:, None]  # [B, S, T]
-    return (-slopes[:, None, None] * behind[:, None].float()).to(key.dtype)
+    distance = own[:, :, None] - positions_of(places, key)[:, None]  # [B, S, T]
+    return (-slopes[:, None, None] * distance[:, None].float()).to(key.dtype)

@@ -1,4 +1,4 @@
-"""Attend as BLOOM does, whose entries count less the farther they are behind a token, and gate by the one node for it.
+"""Attend as BLOOM does, whose entries count less the farther they are before a token, and gate by the one node for it.
 
 Its own gate has numbers that would be others as half-precision constants.
 """

@@ -59,7 +59,7 @@ def _in_one_chunk(size: int, _: Tensor) -> Callable[..., Tensor]:
 
 
 def _rotated(query: Tensor, key: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn pairs of numbers that stand side by side [B, S, heads, D]."""
+    """Turn pairs of numbers that lie side by side [B, S, heads, D]."""
     cos, sin = angles[:, :, None].unbind(-1)
 
     def turn(each: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Attend as MPT does, whose entries count less the farther they are behind a token."""
+"""Attend as MPT does, whose entries count less the farther they are before a token."""
 
 from contextlib import AbstractContextManager
 from functools import partialmethod

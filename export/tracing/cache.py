@@ -20,7 +20,7 @@ class Places(NamedTuple):
 
     @classmethod
     def of(cls, start: Tensor, tail: Tensor, ancestors: Tensor) -> "Places":
-        """Find the call's own tokens among the entries that a graph is told of."""
+        """Find the call's own tokens among the entries that a graph gets."""
         own = ancestors.shape[2] - ancestors.shape[1] + torch.arange(ancestors.shape[1])
         return cls(start, tail.index_select(1, own), ancestors, tail)
 

@@ -1,4 +1,4 @@
-"""What decays leave of tokens along the paths behind them: sums and differences of their logarithms, never quotients.
+"""What decays leave of tokens along the paths after them: sums and differences of their logarithms, never quotients.
 
 A decay is of a head, or of each channel of its keys. Channels that decay apart weigh in every pair of tokens by
 themselves: the products of keys and queries cannot be taken first.
@@ -21,11 +21,11 @@ class Decays:
     def __init__(self, logarithms: Tensor, sees: Tensor) -> None:
         self._sees = sees[:, None, :, :, None]  # [B, 1, N, N, 1]
         bounded = logarithms.clamp(min=NOTHING)
-        # Behind strong decays one sum would have no digits left for what weak ones add to it.
+        # After strong decays one sum would have no digits left for what weak ones add to it.
         whole = torch.floor(bounded * PARTS) / PARTS
         self._parts = whole, bounded - whole
         self._sums = [sees[:, None].to(part.dtype) @ part for part in self._parts]
-        self.of_state = (self._sums[0] + self._sums[1]).exp()  # [B, H, N, C], behind each token
+        self.of_state = (self._sums[0] + self._sums[1]).exp()  # [B, H, N, C], after each token
 
     def products(self, query: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Multiply what is left of each key [B, H, N, D] by the keys that see it and the queries [B, H, S, D].

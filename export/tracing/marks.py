@@ -13,7 +13,7 @@ def marked(what: str, value: Tensor) -> Tensor:
 
 
 def name_marked(model: ir.Model) -> int:
-    """Take the marks out of a graph, and name what they stood behind; returns how many there were."""
+    """Take the marks out of a graph, and name what they marked; returns how many there were."""
     marks = [node for node in model.graph if node.domain == DOMAIN]
     for number, node in enumerate(marks):
         value = node.inputs[0]

@@ -135,7 +135,7 @@ def seen_by(
     mask_function: Callable[..., Tensor],
     **_: Any,
 ) -> Tensor:  # [B, 1, S, T]
-    """Say what a layer sees, by its model's own rule: an attention may not be told its window, but it gets its mask.
+    """Say what a layer sees, by its model's own rule: an attention may not know its window, but it gets its mask.
 
     The rule goes by positions. Which tokens of the call are seen, and of the tail before it, their ancestors say.
     """
@@ -166,7 +166,7 @@ def _seen(
 
 
 def positions_of_entries(places: Places, entries: int) -> Tensor:
-    """Return the position of each entry [B, T], those that a call is told of among them."""
+    """Return the position of each entry [B, T], those that a call names among them."""
     start = places.start
     return torch.arange(entries).expand(start.shape[0], -1).scatter(1, places.rows, start[:, None] + places.tail)
 
@@ -212,7 +212,7 @@ def attention(
 def _left_by_sinks(query: Tensor, key: Tensor, mask: Tensor, scale: float, sinks: Tensor) -> Tensor:
     """Give the share of attention that a sink leaves to the cache rows, `[B, heads, S, 1]`.
 
-    A sink is one more logit in the softmax with no value behind it. The node has no input for sinks, and not every
+    A sink is one more logit in the softmax that has no value. The node has no input for sinks, and not every
     engine gives its scores: they are computed again, in float32, since in bfloat16 a score of fifty is off by a tenth.
     """
     grouped = query.float().reshape(query.shape[0], key.shape[1], -1, query.shape[3])  # heads that share keys as rows

@@ -12,7 +12,7 @@ _run_anew = _TypePromotionInterpreter.run_node
 
 
 def _known(interpreter: _TypePromotionInterpreter, node: Node) -> Any:
-    """Do what `run_node` does; the result of an operator stands in the trace, or was put there when it was promoted."""
+    """Do what `run_node` does; the result of an operator is in the trace, or was put there when it was promoted."""
     if node.op != "call_function" or "val" not in node.meta:
         return _run_anew(interpreter, node)
     with interpreter._set_current_node(node):

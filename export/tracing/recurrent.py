@@ -1,4 +1,4 @@
-"""Recurrent layers as plain ONNX operators: linear attention over the tokens of a call, behind a state of all before.
+"""Recurrent layers as plain ONNX operators: linear attention over the tokens of a call, after a state of all before.
 
 A layer's sequence is the pending tokens, which its state has not absorbed yet, then the call's own. Those may be a
 tree: what others compute along a line is computed here along the ancestors of each token, by masks.
@@ -7,7 +7,7 @@ tree: what others compute along a line is computed here along the ancestors of e
     w_i = β_i (v_i − (e^{g_i} S)ᵀ k_i − Σ_j e^{g_i − g_j} (k_j·k_i) w_j)   delta rule; j: the ancestors of i
     w_i = v_i                                                              without β: Mamba-2
 
-A decay may be of a channel of the keys alone: then e^g stands before that channel of the k or q beside it.
+A decay may be of a channel of the keys alone: then e^g is a factor of that channel of the k or q beside it.
 """
 
 import sys
@@ -94,7 +94,7 @@ def layers_in(config: Any) -> tuple[tuple[Layer, ...], tuple[int, ...]]:
 
 
 class Entries:
-    """The tokens of a call behind those that are pending, and how they see each other: the same for all layers."""
+    """The tokens of a call after those that are pending, and how they see each other: the same for all layers."""
 
     def __init__(self, places: Places, pending: Tensor, count: Tensor, fold: Tensor, slot: Tensor) -> None:
         self.pending, self.count, self.fold, self.slot = pending, count, fold, slot
@@ -108,10 +108,10 @@ class Entries:
         self.absorbed = (order < fold[:, None]) & exist
         self.depth = torch.cat([number.expand(batch, -1), count[:, None] + places.depths], 1)  # [B, N]
         earlier = (number <= number[:, None])[None] & self.counts[:, None]  # [B, P, P]
-        behind = self.counts[:, None].expand(-1, width, -1)  # [B, S, P]
+        pending = self.counts[:, None].expand(-1, width, -1)  # [B, S, P]
         ahead = torch.zeros(batch, before, width, dtype=torch.bool)
         self.sees = torch.cat(  # [B, N, N], itself included
-            [torch.cat([earlier, ahead], 2), torch.cat([behind, places.ancestors], 2)], 1
+            [torch.cat([earlier, ahead], 2), torch.cat([pending, places.ancestors], 2)], 1
         )
         self._ancestors, self._depths = places.ancestors, places.depths
         self._taps: dict[int, Tensor] = {}
@@ -142,7 +142,7 @@ class Entries:
         return self._tails[size]
 
     def halves(self) -> list[Tensor]:
-        """Return of each doubling which tokens [B, N, N] stand in the second half of a block whose first has others."""
+        """Return of each doubling which tokens [B, N, N] are in the second half of a block whose first has others."""
         if not self._halves:
             blocks = torch.arange(2**DOUBLINGS)[:, None] // 2 ** torch.arange(DOUBLINGS)  # of each depth
             second = (blocks % 2 == 1)[self.depth].transpose(1, 2)  # [B, doublings, N]
@@ -237,7 +237,7 @@ class RecurrentCache(ScatterCache):
     def attend(
         self, query: Tensor, keys: Tensor, values: Tensor, decays: Tensor, rates: Tensor | None, state: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Answer queries [B, H, S, dk] by keys and values [B, H, N, …]; return that, and the state behind what folds.
+        """Answer queries [B, H, S, dk] by keys and values [B, H, N, …]; return that, and the state after what folds.
 
         `decays` are logarithms [B, H, N, 1 or dk]; the delta rule has `rates` [B, H, N].
         """

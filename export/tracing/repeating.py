@@ -232,7 +232,7 @@ def _own_values(graph: ir.Graph, model: nn.Module, layer: nn.Module) -> list[ir.
 
 
 def _order(graph: ir.Graph, own: list[ir.Value]) -> None:
-    """Let the weights of all layers stand one after the other, as they will be written."""
+    """Let the weights of all layers lie one after the other, as they will be written."""
     values = list(graph.initializers.values())
     ours = set(own)
     first = next((place for place, value in enumerate(values) if value in ours), 0)

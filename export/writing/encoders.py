@@ -1,4 +1,4 @@
-"""Export the encoders of a bundle: one for each model that stands behind a source, or one that several share."""
+"""Export the encoders of a bundle: one for each model that has a source, or one that several share."""
 
 import gc
 import time
@@ -26,7 +26,7 @@ def export_encoders(
     text: Sequence[int] | None,
     progress: Callable[[str], None],
 ) -> list[EncoderReport]:
-    """Write the encoders of the models that stand behind a source, and check them on a text, if there is one."""
+    """Write the encoders of the models that have a source, and check them on a text, if there is one."""
     reading = {role: one for role, one in checkpoints.items() if one.shape.source is not None}
     if not reading:
         return []

@@ -65,7 +65,7 @@ def check(subject: Subject, directory: Path, probes: Probes, effort: Effort, pro
     probe = probes["target"]
 
     def logits(text: Sequence[int]) -> Tensor:
-        with _behind_its_source(subject, model, text[0]):
+        with _given_its_source(subject, model, text[0]):
             return branch_logits(model, [[*text]])[0][:, :vocab_size]
 
     judge = Arbiter(probe, subject.rounding, [lambda context: logits(context)[-1]])
@@ -90,7 +90,7 @@ def check(subject: Subject, directory: Path, probes: Probes, effort: Effort, pro
 def transformers_text(subject: Subject, model: Any, one: PlainAnswer) -> list[int]:
     """Return what its `generate` says, end of text included."""
     ids = torch.tensor([one.prompt])
-    with _behind_its_source(subject, model, one.prompt[0]):
+    with _given_its_source(subject, model, one.prompt[0]):
         output = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -104,7 +104,7 @@ def transformers_text(subject: Subject, model: Any, one: PlainAnswer) -> list[in
     return text
 
 
-def _behind_its_source(subject: Subject, model: Any, first_token: int) -> AbstractContextManager[None]:
+def _given_its_source(subject: Subject, model: Any, first_token: int) -> AbstractContextManager[None]:
     """Let a model that needs a source have the one of the texts that begin with this token."""
     source = example_source(subject.bundle, first_token)
     if source is None:
@@ -114,5 +114,5 @@ def _behind_its_source(subject: Subject, model: Any, first_token: int) -> Abstra
     read = read_source(source, [encoder.contract], subject.bundle.tokenizer.vocab_size)
     sound = encoder.contract.sound
     given = {"input_features": read.pictures[sound][None]} if sound else {"input_ids": torch.tensor([read.ids])}
-    behind: AbstractContextManager[None] = model.behind(model.hears(given))
-    return behind
+    given_source: AbstractContextManager[None] = model.given(model.hears(given))
+    return given_source

@@ -50,7 +50,7 @@ SHAPES = (comb(1, 3), comb(3, 3), tree(3, 5), regular(2, 2))
 TREE_SETTINGS = ("T 1, top-k 6, min-p 0.05", "T 0.5", "T 0.7, top-p 0.9")
 OF_RANDOM = "T 0.5"  # it proposes any tokens, but in one setting those of a seed, so that its cases share contexts
 READING_AHEAD = "T 0.6, penalties, bias"  # of trees, too: each node counts what its own path says
-LINE_LENGTH = 2  # of several lines: behind it they differ, or no line was chosen from another
+LINE_LENGTH = 2  # of several lines: after it they differ, or no line was chosen from another
 CONTROLS = {
     "wrongly declared q": "T 0.5",
     "filter on one side only": "T 0.7, top-p 0.9",
@@ -160,7 +160,7 @@ def finding(samples: Samples, passed: bool) -> Finding:
 def tries(cases: Sequence[tuple[Case, SequentialTest]]) -> list[tuple[Case, SequentialTest]]:
     """Return the cases in which a fault is planted until it is caught: the first, and the first that samples.
 
-    Copies are seldom proposed behind a short prompt, so that a fault may hardly move what they give.
+    Copies are seldom proposed after a short prompt, so that a fault may hardly move what they give.
     """
     drawn = [both for both in cases if both[0].drafter in DRAFTERS and DRAFTERS[both[0].drafter].samples]
     return [cases[0], *(both for both in drawn[:1] if both is not cases[0])]
@@ -254,7 +254,7 @@ def ways_to_choose(decoder: Decoder) -> dict[str, DraftLength]:
     found: dict[str, tuple[str, DraftLength]] = {}
     for drafter, k in controllers(decoder):
         if isinstance(k, EntropyRule):
-            k = replace(k, longest=min(DEPTH, k.longest))  # a proposal behind the tokens that count shows nothing
+            k = replace(k, longest=min(DEPTH, k.longest))  # a proposal after the tokens that count shows nothing
         found[spelled(k)] = drafter, k
     return dict(found.values())
 

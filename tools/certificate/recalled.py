@@ -1,10 +1,10 @@
 """A target that computes what comes after a context once, and recalls it wherever requests meet that context again.
 
-The first tokens of many samples meet few contexts. This engine stands where the target's stands, behind the real loop:
+The first tokens of many samples meet few contexts. This engine replaces the target's, under the real loop:
 its cache holds the tokens themselves in the place of keys and values, so that rows move, roll back and branch there as
 they do in the target's, and a wrong entry makes a wrong context. After a context that counts it says what the target's
 own engine has computed. After longer ones all tokens are alike: what is drawn there is cut off, and how likely an
-earlier token is to stand does not depend on it.
+earlier token is to be accepted does not depend on it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

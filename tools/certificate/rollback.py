@@ -197,7 +197,7 @@ def deviation(model: Model, row: int, tokens: Sequence[int], probe: Probe) -> tu
     names = model.engine.contract.cache_names
     if names and entries == model.cache.read(row, names[0]).shape[1]:
         return 0.0, error
-    # It writes behind what is live, as the next round will.
+    # It writes after what is live, as the next round will.
     step = fresh_step(model, row, 1, 1, goes_on=True)
     step.input_ids[0, 0], step.start[0] = tokens[-1], entries
     step.run()

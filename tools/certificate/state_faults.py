@@ -1,4 +1,4 @@
-"""Faults of recurrent layers, planted in the code that runs: their states have absorbed what does not stand.
+"""Faults of recurrent layers, planted in the code that runs: their states have absorbed what was not accepted.
 
 Each is made of the function that it replaces, and notes where it changes something: a bundle may give it no occasion.
 """
@@ -19,7 +19,7 @@ Note = Callable[[str], None]
 
 
 def with_one_too_many(begin: Any, note: Note) -> Any:
-    """A token that fell is absorbed with those that stand."""
+    """A rejected token is absorbed with the accepted ones."""
 
     def faulty(self: Recurrence, step: Step, first: int = 0) -> Step:
         found: Step = begin(self, step, first)

@@ -29,7 +29,7 @@ PURPOSES = {
     "tensorrt-rtx": "compile plans of TensorRT for RTX with no GPU, and run them on one",
     "serve": "answer clients by OpenAI's API (serve)",
     "otel": "trace requests by OpenTelemetry (serve)",
-    "dynamo": "serve on several machines behind NVIDIA Dynamo (tools.dynamo.worker)",
+    "dynamo": "serve on several machines, by NVIDIA Dynamo (tools.dynamo.worker)",
     "report": "draw charts and pages of them (bench --report and --plot, plan --plot)",
     "grammar": "confine outputs to JSON schemas and other grammars (generate --json-schema)",
     "compare": "measure OpenVINO GenAI in turn with this (bench --compare openvino)",

@@ -122,7 +122,7 @@ def _encoder_json(bundle: Bundle, name: str, encoder: EncoderEntry) -> dict[str,
 
 
 def _cache_bytes(contract: Contract, batch: int, length: int) -> int:
-    """Return the bytes that the runtime's cache would take, by growing one that has no memory behind it."""
+    """Return the bytes that the runtime's cache would take, by growing one that has no memory."""
     from ...runtime.memory.row_cache import RowCache
 
     cache = RowCache(contract, "meta", batch)

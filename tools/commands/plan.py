@@ -145,7 +145,7 @@ def plan_trees(found: dict[str, Any], siblings: list[float], nodes: int, node_co
     rows = []
     for count in range(1, nodes + 1):
         own = combs(ranks, count, MAX_DRAFT_LENGTH)
-        whole = max(one.length + one.siblings for one in own)  # less than `count` where no further child ever stands
+        whole = max(one.length + one.siblings for one in own)  # less than `count` if no more are ever accepted
         comb = max((one for one in own if one.length + one.siblings == whole), key=faster_comb)
         bound = grown_tree(ranks, count, MAX_DRAFT_LENGTH)
         trees = [grown_tree(ranks, count, depth) for depth in range(1, bound.depth + 1)]

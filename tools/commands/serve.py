@@ -1,7 +1,7 @@
 """Serve a bundle to many clients at once, by the APIs of OpenAI and Anthropic: completions, chats, responses, messages.
 
 SIGTERM ends it gracefully: it takes nothing new, finishes what runs, and exits with 0. It exits with 70 if the
-decoder's thread has died, or hangs when it is told to end.
+decoder's thread has died, or hangs on SIGTERM.
 """
 
 import argparse
@@ -143,7 +143,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    # What a flag or a file says wrong is told before anything heavy is loaded.
+    # What a flag or a file says wrong is reported before anything heavy is loaded.
     keys = Keys(arguments.api_key, arguments.api_key_file)
     if not keys and (arguments.requests_per_minute or arguments.rows_per_key):
         raise RequestError("--requests-per-minute and --rows-per-key bound each key, but there is none; give --api-key")

@@ -213,7 +213,7 @@ def _costs(decoder: Decoder, grid: Grid, shapes: ShapeGrid, arguments: argparse.
 
 
 def _costs_beside(grid: Grid, shapes: ShapeGrid, batches: tuple[int, ...]) -> dict[str, Any]:
-    """Return what siblings and branches add to the round of their line, and how many stand where it falls."""
+    """Return what siblings and branches add to the round of their line, and what is accepted where it fails."""
     names = list(dict.fromkeys(drafter for drafter, _, _ in shapes))
     each = list(dict.fromkeys(shape for _, _, shape in shapes))
 
@@ -221,7 +221,7 @@ def _costs_beside(grid: Grid, shapes: ShapeGrid, batches: tuple[int, ...]) -> di
         line = grid[drafter, batch, shape.length]
         return max(0.0, median(shapes[drafter, batch, shape].round_ms) - median(line.round_ms))
 
-    def stood(drafter: str, shape: Shape) -> float:
+    def accepted(drafter: str, shape: Shape) -> float:
         seen = total(one for batch in batches for one in shapes[drafter, batch, shape].speculation)
         return seen.stood_beside or 0.0
 
@@ -230,7 +230,7 @@ def _costs_beside(grid: Grid, shapes: ShapeGrid, batches: tuple[int, ...]) -> di
         "beside_ms": {
             name: tuple(tuple(added_ms(name, batch, shape) for shape in each) for batch in batches) for name in names
         },
-        "beside_tokens": {name: tuple(stood(name, shape) for shape in each) for name in names},
+        "beside_tokens": {name: tuple(accepted(name, shape) for shape in each) for name in names},
     }
 
 

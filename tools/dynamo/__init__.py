@@ -1,1 +1,1 @@
-"""Workers behind NVIDIA Dynamo, a program of their own."""
+"""Workers of NVIDIA Dynamo, a program of their own."""

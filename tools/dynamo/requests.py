@@ -1,6 +1,6 @@
 """Requests and answers in the terms of NVIDIA Dynamo: what is not supported is refused by its name.
 
-When a worker dies, Dynamo sends the request to another one with the generated tokens behind its prompt, and fewer left
+When a worker dies, Dynamo sends the request to another one with the generated tokens after its prompt, and fewer left
 to make. It does not say where the prompt ended. All that depends on it is refused: penalties that count the output.
 """
 
@@ -34,7 +34,7 @@ REFUSED: dict[str, tuple[object, str]] = {  # what asks for nothing, and why any
     "use_beam_search": (False, "each text is written token by token"),
     "length_penalty": (1, "each text is written token by token"),
     "guided_decoding": (None, "Dynamo does not move such a request when its worker dies"),
-    "max_thinking_tokens": (None, "thinking is not told from answering"),
+    "max_thinking_tokens": (None, "thinking is not separated from answering"),
     "prompt_logprobs": (None, "only trt-spec serve has log-probs of prompts"),
     "prompt_embeds": (None, "the model reads tokens"),
     "multi_modal_data": (None, "the model reads tokens"),

@@ -16,13 +16,13 @@ def add_prompt_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_source_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--source", metavar="TEXT", help="what the text stands behind, where the bundle has an encoder")
+    parser.add_argument("--source", metavar="TEXT", help="what the encoder reads, where the bundle has one")
     parser.add_argument("--source-file", metavar="F", type=Path, help="a UTF-8 file that holds it")
 
 
 def chosen_source(arguments: argparse.Namespace) -> str | None:
     if arguments.source is not None and arguments.source_file is not None:
-        raise RequestError("--source and --source-file both say what the text stands behind; leave one out")
+        raise RequestError("--source and --source-file both say what the encoder reads; leave one out")
     if arguments.source is not None:
         return decoded(arguments.source.encode("utf-8", "surrogateescape"), "--source")
     return read_text(arguments.source_file, "source file") if arguments.source_file else None

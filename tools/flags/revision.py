@@ -10,7 +10,7 @@ def add_revision_flag(parser: argparse._ActionsContainer, whose: str) -> None:
     parser.add_argument(
         "--revision",
         metavar="R",
-        help=f"the branch, tag or commit of {whose} on the Hub; that of a draft stands behind its name, as NAME@R",
+        help=f"the branch, tag or commit of {whose} on the Hub; that of a draft follows its name, as NAME@R",
     )
 
 

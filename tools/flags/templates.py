@@ -16,7 +16,7 @@ Messages = list[dict[str, str]]
 
 
 def add_template_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
+    parser.add_argument("--system", metavar="TEXT", help="what the model reads before the conversation")
     parser.add_argument(
         "--chat-template", metavar="F", type=Path, help="a jinja file to use instead of the bundle's chat template"
     )

@@ -31,7 +31,7 @@ FUSED_US: Mapping[str, float] = {  # estimates, of which no GPU gave any: by a w
     "gate": 1.5,
 }
 OTHER_FUSED_US = 2.5
-OWN_PRODUCT = "trt_spec::product"  # an estimate as well: as torch's of one row, whatever its rows and stands around it
+OWN_PRODUCT = "trt_spec::product"  # an estimate as well: as torch's of one row, whatever its rows and what is beside it
 
 
 def kernel_us(launch: Launch, gpu: Gpu) -> float:

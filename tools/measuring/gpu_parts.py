@@ -119,7 +119,7 @@ def texts(
 
 
 def speeds(pair: str, bundle: Path, device: str, asked: Speed, new_tokens: int) -> Iterator[Row]:
-    """Measure settings in turn; those that the model of the GPU knows stand beside its prediction."""
+    """Measure settings in turn; those that the model of the GPU knows are shown beside its prediction."""
     engine, capture = MODES[asked.mode]
     flags = ("--draft-lengths", asked.draft_lengths, "--max-new-tokens", new_tokens, "--repeats", 1)
     with Decoder.open(bundle, engine, device, asked.batch, capture=capture) as decoder:

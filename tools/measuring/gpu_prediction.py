@@ -82,7 +82,7 @@ def prediction_report(found: dict[str, Any]) -> str:
             "",
             table_of(found["steps"], STEPS, left=1),
             "",
-            "greedy rounds; tokens/s if every proposal stood",
+            "greedy rounds; tokens/s if every proposal were accepted",
             table_of(found["rounds"], ROUNDS, left=0),
         ]
     )

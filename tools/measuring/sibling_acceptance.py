@@ -1,4 +1,4 @@
-"""The share of siblings that stand, from the logits of two models: the gain of a comb over its line."""
+"""The share of siblings that are accepted, from the logits of two models: the gain of a comb over its line."""
 
 import torch
 from torch import Tensor
@@ -6,14 +6,14 @@ from torch import Tensor
 from ...runtime.acceptance.descent import what_is_left, without
 from ...runtime.acceptance.one_line import inverse_cdf
 
-DRAWS = 8  # of the tokens that do not stand, at each position
+DRAWS = 8  # of the tokens that are not accepted, at each position
 ROWS = 64  # positions at a time
 
 
 def sibling_acceptance(target: Tensor, draft: Tensor, temperature: float, most: int = 3) -> list[float]:
-    """Return for sibling 1 … `most` how often it stands and none before it: by `rejection`, at 0 the greedy rule.
+    """Return for sibling 1 … `most` how often it is accepted and none before it: by `rejection`, at 0 the greedy rule.
 
-    Of logits [L, V] each. Behind which token a sibling is tested is drawn, from those that do not stand.
+    Of logits [L, V] each. A sibling is tested after a token that is drawn from those that are not accepted.
     """
     vocab = min(target.shape[1], draft.shape[1])
     target, draft = target[:, :vocab], draft[:, :vocab]
@@ -26,9 +26,9 @@ def sibling_acceptance(target: Tensor, draft: Tensor, temperature: float, most: 
         for _ in range(DRAWS):
             distribution, left, failed = p, q, torch.ones(len(p), dtype=torch.float64)
             for rank in range(most + 1):
-                stands = torch.minimum(distribution, left).sum(-1)
-                total[rank] += (failed * stands).sum()
-                failed = failed * (1 - stands)
+                accepted = torch.minimum(distribution, left).sum(-1)
+                total[rank] += (failed * accepted).sum()
+                failed = failed * (1 - accepted)
                 u = torch.rand(len(p), 1, generator=random, dtype=torch.float64)
                 fallen = inverse_cdf((left - distribution).relu(), u).clamp_(max=vocab - 1)
                 distribution, left = what_is_left(distribution, left), without(left, fallen)

@@ -113,7 +113,7 @@ def report(result: dict[str, Any]) -> str:
         if standing := drafter["stood_beside"]:
             named = {f"+{shape}" if type(shape) is int else shape: tokens for shape, tokens in standing.items()}
             each = ", ".join(f"{name}: {tokens:.2f}" for name, tokens in named.items())
-            lines.append(f"  where its line falls, tokens that stand beside it: {each}")
+            lines.append(f"  where its line is rejected, tokens accepted beside it: {each}")
         for row in drafter["batches"]:
             k = row["best_draft_length"]
             best = f"best K {k}, {row['speed_up']:.2f} ×" if k else "no K pays"

@@ -126,7 +126,7 @@ def _charts(result: dict[str, Any], plain: dict[str, Any], fastest: dict[str, An
     )
     yield _figure(
         f"Acceptance by position at K = {k}",
-        "A proposal is examined if all before it stand. The prediction takes every position for α.",
+        "A proposal is examined if all before it are accepted. The prediction takes every position for α.",
         inline_svg(acceptance_by_position(fastest), "position", "Acceptance by position in the proposal"),
     )
 

@@ -1,4 +1,4 @@
-"""Grows a head with its target, so that it says what the small one says behind the small target.
+"""Grows a head with its target, so that it says what the small one says of the small target.
 
 The hidden states of a grown target are those of the small one beside zeros, and so are those of its head. The head's
 numbers of heads, key-value heads and inner dimensions grow as those of its target do.

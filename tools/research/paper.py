@@ -4,7 +4,7 @@
 
 As there α is the mean of Σ min(p, q) on tokens that the target itself says, at temperature 0 between distributions that
 are all on one token. Unigrams and bigrams are counted on the standard library: its sources for pycode, its docstrings
-for the telegrams. Speeds are those of the shipped T5 behind telegrams that it has not learned from, its decoder
+for the telegrams. Speeds are those of the shipped T5 on telegrams that it has not learned from, its decoder
 deepened by layers that add nothing: the texts and α are its own, the cost that of a larger model. Settings take turns.
 
 `paper_report` shows what this wrote last, beside the paper's tables.
@@ -50,15 +50,15 @@ LAYERS = 36  # of the deepened decoder
 LENGTHS = (3, 5, 7)
 TEMPERATURES = (0.0, 1.0)
 LONG, NEW_TOKENS, TIMED = 40, 32, 16  # tokens of a sentence that is timed, of them that are written, and sentences
-SAID = 64  # telegrams behind which α is measured
-BEGIN = 0  # stands before a text of both pairs, and is not said in one
+SAID = 64  # telegrams on which α is measured
+BEGIN = 0  # comes before a text of both pairs, and is not said in one
 COUNTED = 2**19  # tokens on which n-grams are counted, at most
-CONTINUED = 128  # tokens that are written behind a prompt
+CONTINUED = 128  # tokens that are written after a prompt
 
 
 @dataclass(frozen=True)
 class Said:
-    """A text that a target said: behind which source, if any, and after which tokens."""
+    """A text that a target said: of which source, if any, and after which tokens."""
 
     text: Sequence[int]
     after: Sequence[int]
@@ -149,7 +149,7 @@ def python_alphas() -> dict[str, Any]:
 
 
 def telegram_alphas(decoder: Decoder, learned: Sequence[str], held_out: Sequence[str]) -> dict[str, Any]:
-    """α of the shipped T5 and of n-grams, on what the target writes behind telegrams."""
+    """α of the shipped T5 and of n-grams, on what the target writes of telegrams."""
     from transformers import AutoModelForSeq2SeqLM
 
     pair = TELEGRAMS, TELEGRAM_DRAFT

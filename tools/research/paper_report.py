@@ -66,7 +66,7 @@ LENIENT = {"target": ("target", ""), "draft": ("draft", "")} | {
 }
 ABOUT = """\
 Leviathan, Kalman and Matias: Fast Inference from Transformers via Speculative Decoding (arXiv 2211.17192).
-Its γ is K here. What stands under `there` is what the paper says, and so are its α of T5-XXL, GPT-like and LaMDA;
+Its γ is K here. `there` is what the paper says, and so are its α of T5-XXL, GPT-like and LaMDA;
 the rest is calculated or was measured here. Speeds and operations are multiples of those without a draft."""
 TITLE = "the shipped T5, whose decoder is 36 layers deep here and says the same, on one core"
 WHY_SPEED = """\

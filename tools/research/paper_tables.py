@@ -1,7 +1,7 @@
 """The tables and figures of the paper that speculative decoding comes from: what can be calculated, beside its numbers.
 
 Leviathan, Kalman and Matias, "Fast Inference from Transformers via Speculative Decoding", ICML 2023, arXiv 2211.17192.
-Its γ is K here. What is measured here stands beside it: `research.paper` writes the file that it comes from.
+Its γ is K here. What is measured here is beside it: `research.paper` writes the file that it comes from.
 """
 
 import json

@@ -47,7 +47,7 @@ def build_command(python: Path | str, folder: Path, out: Path) -> list[str]:
 
 
 def gather(folder: Path) -> None:
-    """Lay out what mkdocs reads: the pages and all that they link to, the reference, the code behind it."""
+    """Lay out what mkdocs reads: the pages and all that they link to, the reference, and its code."""
     pages = [*ROOT.glob("*.md"), *(page for name in FOLDERS for page in (ROOT / name).rglob("*.md"))]
     for page in pages:
         linked = [page.parent / link for link in LINK.findall(page.read_text(encoding="utf-8"))]

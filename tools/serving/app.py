@@ -1,4 +1,4 @@
-"""The application: every path, and what stands before them."""
+"""The application: every path, and what comes before them."""
 
 from collections.abc import Sequence
 from functools import partial

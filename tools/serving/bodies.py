@@ -28,7 +28,7 @@ LATER = {  # fields of OpenAI's API that are refused, each with the reason
     "context_management": "what does not fit is refused; shorten the conversation",
     "mcp_servers": "tools are called by the client",
     "container": "nothing is run here",
-    "inference_geo": "the server runs where it stands",
+    "inference_geo": "the server runs where it is",
     "display": "reasoning is shown as it is",
 }
 WHERE = re.compile(r" - at `\$\.?(.*)`$")

@@ -25,7 +25,7 @@ from .templates import ChatTemplate, Ending
 from .tokens import chat_logprobs
 from .tool_calls import Reader, Toolbox, arguments_of, joined, message_of, shown
 
-END_TOKENS = 16  # of a prompt, in which the mark of reasoning may stand
+END_TOKENS = 16  # of a prompt, in which the mark of reasoning may be
 NO_TEMPLATE = (
     "this bundle has no chat template, so messages cannot become a prompt; send a prompt to /v1/completions, or start "
     "the server with --chat-template FILE"

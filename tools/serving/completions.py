@@ -1,4 +1,4 @@
-"""POST /v1/completions: text or token ids go on, behind a source if there is one, and are echoed if asked for."""
+"""POST /v1/completions: text or token ids go on, with a source if there is one, and are echoed if asked for."""
 
 from collections.abc import Sequence
 

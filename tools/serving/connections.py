@@ -48,7 +48,7 @@ class Connection(H11Protocol):
     _warned = -WARNED_SECONDS
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        if self.transport is not None:  # it is made again, behind TLS
+        if self.transport is not None:  # it is made again, under TLS
             self._timer.cancel()
         super().connection_made(transport)
         self._since = time.monotonic()
@@ -111,7 +111,7 @@ class Connection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
-        else:  # the answer has begun, and nothing can be said behind it
+        else:  # the answer has begun, and nothing can be said after it
             self.transport.close()
 
     def shutdown(self) -> None:

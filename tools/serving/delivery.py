@@ -73,9 +73,9 @@ def total_usage(group: RequestGroup, outputs: Sequence[Output], each: int) -> Us
     cached = sum(output.usage.cached_tokens for output in outputs[::each])
     usage = Usage(read, written, read + written, PromptDetails(cached))
     if any(request.prediction for request in group.requests):
-        stood = sum(output.speculation.accepted for output in outputs)
+        accepted = sum(output.speculation.accepted for output in outputs)
         proposed = sum(output.speculation.proposed for output in outputs)
-        usage.completion_tokens_details = CompletionDetails(stood, proposed - stood)
+        usage.completion_tokens_details = CompletionDetails(accepted, proposed - accepted)
     return usage
 
 
@@ -201,7 +201,7 @@ def named_event(name: str, answer: Any) -> bytes:
 
 
 def events_start() -> Message:
-    """Return a new message each time: what stands around an application may add headers to it."""
+    """Return a new message each time: what wraps an application may add headers to it."""
     headers = [
         (b"cache-control", b"no-cache"),
         (b"x-accel-buffering", b"no"),
@@ -266,7 +266,7 @@ async def first_of(work: Any, other: Any) -> bool:
 
 
 def client_error(error: Exception) -> ApiError:
-    """Return what the client is told of an error; the log gets a bug's traceback."""
+    """Return what the client gets of an error; the log gets a bug's traceback."""
     problem = api_error(error)
     if problem.status == 500:
         log.error("a request failed: %s", error, exc_info=error)

@@ -61,7 +61,7 @@ class MessagesError(msgspec.Struct):
 
 
 class ApiError(Exception):
-    """An error that a client is told instead of an answer."""
+    """An error that a client gets instead of an answer."""
 
     def __init__(
         self,

@@ -28,6 +28,6 @@ def marks_of(parser: str, special: Sequence[str]) -> Marks:
     if hidden := set(marks).intersection(special):
         raise RequestError(
             f"--reasoning-parser {parser} looks for {sorted(hidden)[0]}, which is a special token of this tokenizer "
-            "and stands in no text; leave the flag out"
+            "and is in no text; leave the flag out"
         )
     return marks

@@ -154,7 +154,10 @@ class Watch(Collector):
         for name, (text, value) in counters.items():
             yield self._family(CounterMetricFamily(f"vllm:{name}", text, labels=["model_name"]), [((), value)])
         by_drafter = {name: Speculation(Counts(dict(one.outcomes))) for name, one in sorted(decoder.by_drafter.items())}
-        for proposed, text in (("proposed", "Tokens by what proposed them."), ("accepted", "And those that stood.")):
+        for proposed, text in (
+            ("proposed", "Tokens by what proposed them."),
+            ("accepted", "And the accepted ones."),
+        ):
             yield self._family(
                 CounterMetricFamily(f"trt_spec:{proposed}_tokens", text, labels=["model_name", "drafter"]),
                 [((name,), getattr(one, proposed)) for name, one in by_drafter.items()],

@@ -51,7 +51,7 @@ class PartWriter(ABC):
 
     @abstractmethod
     def finish(self, output: Output, usage: Usage) -> Iterator[bytes]:
-        """Yield the events behind the last part."""
+        """Yield the events after the last part."""
 
     # What delivery asks for.
 

@@ -1,4 +1,4 @@
-"""Runs the application in uvicorn: it says where it listens, and drains when it is told to end."""
+"""Runs the application in uvicorn: it says where it listens, and drains on SIGTERM."""
 
 import asyncio
 import gc
@@ -75,7 +75,7 @@ def serve(
 
     Connection.most = raise_file_limit()
     gc.collect()
-    gc.freeze()  # what is loaded stays loaded: each time it was looked through again, all streams stood still for 0.1 s
+    gc.freeze()  # what is loaded stays loaded: each time it was looked through again, all streams stopped for 0.1 s
     run_loop(until_a_signal())
     if service.stepper.error is not None:
         say(f"the decoder's thread has died ({first_line(service.stepper.error)}); start the server again")

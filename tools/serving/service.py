@@ -1,4 +1,4 @@
-"""The service that the endpoints share: the decoder behind its stepper, its chat template, and its name."""
+"""The service that the endpoints share: the decoder and its stepper, its chat template, and its name."""
 
 import asyncio
 import gc
@@ -52,7 +52,7 @@ class Service:
     names: Sequence[str]
     metrics: Metrics
     longest: Longest
-    reasoning: Marks | None = None  # around what the model reasons, if that is told from its answer
+    reasoning: Marks | None = None  # around what the model reasons, if that is separated from its answer
     draft_length: DraftLength | None = None  # of requests that ask for none
     drafter: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=lambda: DEFAULTS)
@@ -118,13 +118,13 @@ class Service:
         """Tokenise what an encoder shall read."""
         encoder = self.decoder.bundle.encoder
         if encoder is None or encoder.contract.sound is not None:
-            raise ApiError(400, "source is for models that write behind a text, as T5 does; leave it out", "source")
+            raise ApiError(400, "source is for models with an encoder of text, as T5 has; leave it out", "source")
         if isinstance(given, list):
             return given
         return await self.encode(given, field="source", most=encoder.contract.longest)
 
     async def beginning(self, prompt: str | list[int], source: Sequence[int] | None, most: int) -> list[int]:
-        """Tokenise what a text begins with; behind a source the model's own tokens come before it."""
+        """Tokenise what a text begins with; with a source the model's own tokens come before it."""
         if isinstance(prompt, list):
             return prompt
         own = () if source is None else self.decoder.bundle.tokenizer.start_ids
@@ -154,7 +154,7 @@ class Service:
         if (encoder := self.decoder.bundle.encoder) is not None and source is None:
             if encoder.contract.sound is not None:
                 raise ApiError(400, "the model hears: send sound to /v1/audio/transcriptions", code="model_hears")
-            raise ApiError(400, "the model writes behind a text: send it to /v1/completions as source", "source")
+            raise ApiError(400, "the model has an encoder: send the text to /v1/completions as source", "source")
         for name in ("logit_bias", "allowed_token_ids"):
             if (count := len(getattr(body, name) or ())) > self.decoder.vocab_size:
                 raise RequestError(

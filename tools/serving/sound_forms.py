@@ -15,8 +15,8 @@ MOST_FIELDS = 32
 YES, NO = ("true", "1"), ("false", "0")
 LATER = {  # fields of OpenAI's API that are refused, each with the reason
     "include": "no log-probabilities are given",
-    "known_speaker_names": "speakers are not told apart",
-    "known_speaker_references": "speakers are not told apart",
+    "known_speaker_names": "speakers are not distinguished",
+    "known_speaker_references": "speakers are not distinguished",
 }
 
 

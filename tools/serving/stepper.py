@@ -1,7 +1,7 @@
 """One thread steps the decoder; the event loop submits, cancels, and is woken once after each round.
 
 It wakes the clients at once, unless requests wait for a row: then the news of some rounds go out together, because
-what that saves is time for rounds. An end is told at once.
+what that saves is time for rounds. An end is reported at once.
 """
 
 import asyncio
@@ -328,7 +328,7 @@ class Stepper:
             self._step_began = time.perf_counter()
             try:
                 busy = self.decoder.step()
-            except Exception as error:  # it has ended the requests of its round, whose owners are told; others go on
+            except Exception as error:  # it has ended the requests of its round, whose owners learn of it; others go on
                 log.exception("a round failed: %s", error)
                 time.sleep(PAUSE_SECONDS)
                 busy = True

@@ -31,11 +31,11 @@ MOST_CHARACTERS = 16 * 2**20
 MOST_DEPTH = 100
 CALL_MARKS = ("<tool_call>", "</tool_call>")  # lines around a call, as the templates of Hermes, Qwen and others say
 MARKED_JSON = '{"name": <function-name>, "arguments": <'  # what such templates tell a model to write between them
-MARKS = "\U0010fffd\U0010fffc"  # characters that mean nothing and stand nowhere; a tokenizer is kept for each
+MARKS = "\U0010fffd\U0010fffc"  # characters that mean nothing and occur nowhere; a tokenizer is kept for each
 
 
 class Ending(Enum):
-    """The end of a prompt, behind its last message."""
+    """The end of a prompt, after its last message."""
 
     ANSWER = "the beginning of an answer"
     NOTHING = "nothing"
@@ -275,7 +275,7 @@ class ChatTemplate:
         return ids
 
     def _marking(self, mark: str) -> tuple[Tokenizer, dict[int, int]]:
-        """Make a tokenizer that knows special tokens behind a mark alone; say which numbers stand for which."""
+        """Make a tokenizer that knows special tokens after a mark alone; say which numbers stand for which."""
         own = self._spec["added_tokens"]
         added = [one | {"content": mark + one["content"]} if one["special"] else one for one in own]
         marked = Tokenizer.from_str(json.dumps(self._spec | {"added_tokens": added, "post_processor": None}))
@@ -284,7 +284,7 @@ class ChatTemplate:
 
 
 def _unused(texts: Iterable[str]) -> str:
-    """Return one of the marks that stands in none of the texts."""
+    """Return one of the marks that is in none of the texts."""
     everything = "".join(texts)
     found = next((mark for mark in MARKS if mark not in everything), None)
     if found is None:

@@ -20,7 +20,7 @@ def encoded(
     """Tokenise a text without holding the interpreter's lock, as `encode` alone does for as long as it takes.
 
     To make a list of millions of tokens holds it, too, so what has more than `most` is refused before, and a huge text
-    before it is tokenised if that can be told from its characters.
+    before it is tokenised if its characters say so.
     """
     huge = len(text) >= HUGE_TEXT
     if huge and most is not None and (least := least_tokens(tokenizer, text)) > most:

@@ -19,7 +19,7 @@ MOST_TOOLS_BYTES = 2**20  # of which the grammar of calls may hold a quarter
 class Toolbox:
     """The tools of one chat, and which of them may be called.
 
-    Where nothing is chosen the model calls some or none, if its template told it how: without marks, none would be
+    Where nothing is chosen the model calls some or none, if its template says how: without marks, none would be
     found in its text, so it answers in text.
     """
 
@@ -119,7 +119,7 @@ class CallReader:
         self._text = ""
 
     def feed(self, text: str) -> list[Delta]:
-        """The last letter may be the brace behind the arguments, and is held back."""
+        """The last letter may be the brace after the arguments, and is held back."""
         self._text += text
         found = []
         if not self.calls:
@@ -141,7 +141,7 @@ class CallReader:
 
 
 class MarkedReader:
-    """Reads text in which calls stand between marks. White space before a call is left out, and after the last."""
+    """Reads text in which calls are between marks. White space before a call is left out, and after the last."""
 
     def __init__(self, names: Sequence[str], marks: tuple[str, str]) -> None:
         self.calls = 0

@@ -113,7 +113,7 @@ def _refuse_other_pages(request: Request) -> None:
 
 
 class Pieces:
-    """The segments that have been heard and not been told."""
+    """The segments that have been heard and not been sent."""
 
     def __init__(self) -> None:
         self.added: list[Segment] = []

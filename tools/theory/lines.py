@@ -2,7 +2,7 @@
 
 The unit of costs is a target step for one token: c is a draft step, v the verify pass. Acceptances are independent.
 
-That is a simplification. Where a rule judges proposals together, those behind the first stand more often than it: with
+That is a simplification. Where a rule judges proposals together, those after the first are accepted more often: with
 α over all positions, E is right within a few per cent, too high for K = 1 and too low for long drafts.
 """
 

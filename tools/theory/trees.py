@@ -1,6 +1,6 @@
-"""The yield of a tree of proposals, by how often each child of a node stands: the first, the second, and so on.
+"""The yield of a tree of proposals, by how often each child of a node is accepted: the first, the second, and so on.
 
-`ranks[r]` is the chance that child r stands and none before it; the first is α, and none is larger than the one before.
+`ranks[r]` is the chance that child r is accepted and none before it; the first is α, and they never rise.
 Acceptances are independent of place and depth, as in `theory.py`. A comb whose siblings are hung where this round's
 draft is unsure, as ours are, yields more than one whose places are fixed, as here.
 """
@@ -24,7 +24,7 @@ class Comb(NamedTuple):
 
 
 def tokens_of_tree(parents: Sequence[int], ranks: Sequence[float]) -> float:
-    """Return the expected tokens of a round; node i + 1 hangs behind node `parents[i]`, node 0 is the last token.
+    """Return the expected tokens of a round; node i + 1 follows node `parents[i]`, node 0 is the last token.
 
     The children of a node are tested in the order of their numbers. Each node that is reached is one token.
     """

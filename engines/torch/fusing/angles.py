@@ -1,7 +1,7 @@
 """The angles of rotations become tables of all positions, from which one operator reads those of a call.
 
 What a graph computes is found by trial: it must be what the tables say at every position, of lines and of trees, also
-behind the last one.
+beyond the last one.
 """
 
 import torch
@@ -13,7 +13,7 @@ from .trial import computed
 
 MOST_NUMBERS = 1 << 24  # of a table: 131,072 positions with angles for heads of 256 numbers
 TRIALS, BATCH, WIDTH, LISTED = 3, 3, 4, 6
-BEYOND = 64  # positions behind the last one
+BEYOND = 64  # positions after the last one
 
 
 def fuse(graph: Rewriting) -> int:

@@ -50,7 +50,7 @@ def fuse(graph: Rewriting) -> int:
 def reads_live(nodes: Sequence[Node], contract: AnyContract) -> bool:
     """Whether the kernel alone reads the entries of tokens: then a step of few tokens reads no entry that is dead.
 
-    It need not be told how much of a cache to read, and is converted and recorded once.
+    It needs no length of the cache to read, and is converted and recorded once.
     """
     states = contract.of_kind(TOKEN) if isinstance(contract, Contract) else ()
     entries = {f"present_{state.name}" for state in states}
@@ -61,7 +61,7 @@ def reads_live(nodes: Sequence[Node], contract: AnyContract) -> bool:
 
 def _window(graph: Rewriting, contract: Contract, mask: str) -> int | None:
     """Return how many positions a token sees by this mask, 0 for all before it, or None for any other mask."""
-    constants = [graph.constants.get(name) for node in graph.behind([mask]) for name in node.inputs]
+    constants = [graph.constants.get(name) for node in graph.needed_for([mask]) for name in node.inputs]
     numbers = {int(one) for one in constants if one is not None and one.dtype == torch.int64 and one.numel() == 1}
     fitting = [0, *sorted(number for number in numbers if number > 0)]
     capacity = contract.max_length + SLACK
@@ -102,7 +102,7 @@ def _sinks(graph: Rewriting, contract: Contract, node: Node, product: Node) -> s
     given = {query: asked, key: keys, mask: seen}
     share = computed(graph, shares[0], given, sizes)
     near = max(1e-5, 2 * torch.finfo(asked.dtype).eps)
-    for name in dict.fromkeys(name for node in graph.behind(shares, given) for name in node.inputs):
+    for name in dict.fromkeys(name for node in graph.needed_for(shares, given) for name in node.inputs):
         sinks = graph.constants.get(name)
         if share is None or sinks is None or not sinks.is_floating_point() or sinks.numel() != contract.heads:
             continue

@@ -120,7 +120,7 @@ def _rotation(graph: Rewriting, value: str) -> _Rotation | None:
 
 
 def _first_part(graph: Rewriting, join: Node) -> tuple[Node, str, int, list[Node]] | None:
-    """Find the rotation of the first numbers of each head behind which the rest is joined as it was."""
+    """Find the rotation of the first numbers of each head, which the rest follows as it was."""
     if len(join.inputs) != 2 or join.attributes["axis"] not in (3, -1):
         return None
     rotary, rest = graph.maker(join.inputs[0], "RotaryEmbedding"), graph.maker(join.inputs[1], "Slice")

@@ -1,6 +1,6 @@
-"""Products with stored matrices as they are for few rows of tokens: with what stands around them, as one operator.
+"""Products with stored matrices as they are for few rows of tokens: with the operators beside them, as one operator.
 
-That is a bias, the norm of what is multiplied, the gate or the residual behind it. Steps of more rows keep the nodes
+That is a bias, the norm of what is multiplied, the gate or the residual after it. Steps of more rows keep the nodes
 as they were, and multiply by the same memory.
 """
 

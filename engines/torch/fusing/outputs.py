@@ -27,7 +27,7 @@ def fuse(graph: Rewriting) -> int:
 
 
 def _product(graph: Rewriting, node: Node) -> list[Node] | None:
-    """Find a product with a stored matrix, alone or behind a change of its shape."""
+    """Find a product with a stored matrix, alone or after a change of its shape."""
     if node.op == "Reshape":
         product = graph.maker(node.inputs[0])
         if product is None or graph.only_reader(node.inputs[0]) is not node:

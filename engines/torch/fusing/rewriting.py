@@ -10,7 +10,7 @@ from ...contract import AnyContract
 from ..onnx_graph import Node
 from ..ops import FIXED, IGNORED
 
-FUSED = "trt_spec"  # the domain of operators that stand for several of ONNX
+FUSED = "trt_spec"  # the domain of operators that replace several of ONNX
 
 
 class Rewriting:
@@ -34,7 +34,7 @@ class Rewriting:
                 self._readers.setdefault(value, []).append(node)
 
     def all(self, op: str) -> Iterator[Node]:
-        """Return the nodes of this operator that still stand when their turn comes."""
+        """Return the nodes of this operator that are still there when their turn comes."""
         return (node for node in list(self._nodes.values()) if node.op == op and id(node) in self._nodes)
 
     def maker(self, value: str, op: str | None = None) -> Node | None:
@@ -81,10 +81,10 @@ class Rewriting:
             self.four_bits.add(whole)
 
     def in_order(self) -> list[Node]:
-        """Return the nodes that the outputs need, each behind those whose outputs it reads."""
-        return self.behind(self.outputs)
+        """Return the nodes that the outputs need, each after those whose outputs it reads."""
+        return self.needed_for(self.outputs)
 
-    def behind(self, values: Sequence[str], given: Container[str] = ()) -> list[Node]:
+    def needed_for(self, values: Sequence[str], given: Container[str] = ()) -> list[Node]:
         """Return the nodes that make values of those given, in an order in which they can run."""
         found: dict[int, Node] = {}
         waiting = [self._makers[value] for value in reversed(values) if value in self._makers and value not in given]

@@ -15,7 +15,7 @@ ANY_SIZE = 2
 
 def computed(graph: Rewriting, value: str, given: Mapping[str, Tensor], sizes: Mapping[str, int]) -> Tensor | None:
     """Compute a value, or return None if it depends on more than given values, constants, and the shapes of inputs."""
-    nodes = graph.behind([value], given)
+    nodes = graph.needed_for([value], given)
     blanks = {spec.name: _blank(spec, sizes) for spec in graph.contract.inputs if spec.name not in given}
     if any(name in blanks and node.op != "Shape" for node in nodes for name in node.inputs):
         return None

@@ -18,7 +18,7 @@ _composed = ContextVar("composed", default=False)
 
 @contextmanager
 def composed(yes: bool = True) -> Iterator[None]:
-    """Let operators be the operations that they stand for, which is what a CPU runs fastest."""
+    """Let operators be the operations that they replace, which is what a CPU runs fastest."""
     before = _composed.set(yes)
     try:
         yield
@@ -27,7 +27,7 @@ def composed(yes: bool = True) -> Iterator[None]:
 
 
 def launcher(name: str, file: str) -> Callable[..., Any]:
-    """Return what runs the kernel of an operator, which stands in this file of `on_gpu/`."""
+    """Return what runs the kernel of an operator, which is in this file of `on_gpu/`."""
 
     def launch(*arguments: Any, **options: Any) -> Any:
         from triton.runtime.errors import TritonError
@@ -48,7 +48,7 @@ def declare(name: str, schema: str, shape: Callable[..., Any], composition: Call
     """Declare an operator, and return it: torch's own operations on the CPU, the function of its name in `on_gpu/`.
 
     `shape` makes its output without data. It writes to those arguments alone that the schema gives an alias, and its
-    kernel stands in a file of the same name as the one that declares it.
+    kernel is in a file of the same name as the one that declares it.
     """
     full = f"{NAMESPACE}::{name}"
     kernel = composition.__module__.rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""A product of few rows of tokens with a stored matrix, and what stands around it: a norm, a bias, a gate, a residual.
+"""A product of few rows of tokens with a stored matrix, and what is beside it: a norm, a bias, a gate, a residual.
 
 The matrix lies as `[N, K]`, so that a program reads whole rows of it, each once for all tokens.
 """

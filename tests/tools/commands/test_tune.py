@@ -74,7 +74,7 @@ def test_the_table_is_kept_printed_and_makes_auto_the_default(tune, run, bundle,
     assert set(costs.reading_ms) == {"model", "cascade"}, "those that run a draft model"
     assert all(sum(parts) > 0 for parts in costs.reading_ms.values())
     assert result.out.count("its draft reads a prompt in ") == 2
-    assert "where its line falls, tokens that stand beside it: +1: 0." in result.out
+    assert "where its line is rejected, tokens accepted beside it: +1: 0." in result.out
     for advice in found["drafters"]:
         assert advice["acceptance"] == costs.acceptance[advice["drafter"]]
         assert 1 <= len(advice["acceptance_by_position"]) <= 4

@@ -84,7 +84,7 @@ def test_every_field_that_is_taken_has_its_meaning():
         ("sampling_options", "guided_decoding", {"json": {}}, "Dynamo does not move such a request"),
         ("sampling_options", "length_penalty", 0.5, "each text is written token by token"),
         ("sampling_options", "typical_p", 0.5, "it is not known here"),
-        ("stop_conditions", "max_thinking_tokens", 5, "thinking is not told from answering"),
+        ("stop_conditions", "max_thinking_tokens", 5, "thinking is not separated from answering"),
         ("output_options", "prompt_logprobs", 1, "only trt-spec serve has log-probs of prompts"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A model that writes behind a text takes it as `source` of a completion, and says what the library says behind it."""
+"""A model with an encoder takes a text as `source` of a completion, and says what the library says of it."""
 
 from collections.abc import Iterator
 
@@ -50,7 +50,7 @@ def test_a_prompt_is_what_the_text_begins_with(telegrams: Pair, writing: Served)
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({}, "the model writes behind a text: send it to /v1/completions as source"),
+        ({}, "the model has an encoder: send the text to /v1/completions as source"),
         ({"source": [10**6]}, "source token id 1000000 is outside the vocabulary"),
         ({"source": [5] * 3000}, "the source has 3,000 tokens, expected 1 to 2,048"),
         ({"source": []}, "source is refused"),
@@ -67,7 +67,7 @@ def test_a_source_that_is_missing_or_cannot_be_read_is_refused(writing: Served, 
 def test_other_models_have_no_source_and_chats_have_none(served: Served, writing: Served) -> None:
     refused = served.post(PATH, {"prompt": [5], "source": "abc"}).json()["error"]
     assert (refused["message"], refused["param"]) == (
-        "source is for models that write behind a text, as T5 does; leave it out",
+        "source is for models with an encoder of text, as T5 has; leave it out",
         "source",
     )
     chat = writing.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})

@@ -1,6 +1,6 @@
-"""PaSS: look-ahead embeddings, which the target reads behind a token as if they were the next ones.
+"""PaSS: look-ahead embeddings, which the target reads after a token as if they were the next ones.
 
-What it makes of the first says what stands behind the next token, of the second one place further, and so on. The
+What it makes of the first says what follows the next token, of the second one place further, and so on. The
 target itself stays as it is. Only the embeddings learn, and with --rank a LoRA that is added where it reads them: to
 linear layers, but not to those of queries, keys and values, which graphs merge.
 """
@@ -63,7 +63,7 @@ class PassLesson(Lesson[LookAheadEmbeddings]):
             )
         if window is not None and window < settings.length:
             raise RequestError(
-                f"target {name} sees windows of {window} tokens, behind which look-aheads are taught as if it saw all; "
+                f"target {name} sees windows of {window} tokens, after which look-aheads are taught as if it saw all; "
                 f"lower --length from {settings.length} to that"
             )
 
@@ -91,7 +91,7 @@ class PassLesson(Lesson[LookAheadEmbeddings]):
             yield whose, said[:, : len(whose), place]
 
     def _said(self, head: LookAheadEmbeddings, rows: Rows, slots: Tensor) -> Tensor:
-        """Return the logits [B, S, count, V] of all look-aheads behind the tokens in these slots [S].
+        """Return the logits [B, S, count, V] of all look-aheads after the tokens in these slots [S].
 
         Each sees the text up to its slot, and the look-aheads before it. No token sees any of them.
         """

@@ -52,7 +52,7 @@ class Teacher:
 
     @torch.no_grad()
     def read(self, tokens: Tensor, layers: Sequence[int], cache: Any = None) -> Tensor:
-        """Return these hidden states of the tokens, and behind them the last one: [B, T, layers + 1, H]."""
+        """Return these hidden states of the tokens, and after them the last one: [B, T, layers + 1, H]."""
         said = self.model(tokens, cache=cache, use_cache=cache is not None, output_hidden_states=True)
         hidden = states_read(self.model, tokens, said)
         return torch.stack([*(hidden[layer] for layer in layers), hidden[-1]], 2)

@@ -1,6 +1,6 @@
 """The two kernels of attention over a cache: one reads a part of the entries, the other puts the parts together.
 
-A row's sums are made in an order that the capacity alone decides: whatever stands beside it, its bits are the same.
+A row's sums are made in an order that the capacity alone decides: its bits are the same beside any others.
 """
 
 import torch
@@ -154,7 +154,7 @@ def join_parts(
     totals,
     start,
     depths,
-    sinks,  # [heads], a score each with no value behind it
+    sinks,  # [heads], a score each that has no value
     attended,  # [B, S, heads, V]
     width,
     tail,

@@ -1,6 +1,6 @@
-"""A product of few rows of tokens with a matrix whose rows are read once, and what stands around it, as one kernel.
+"""A product of few rows of tokens with a matrix whose rows are read once, and the operations beside it, as one kernel.
 
-A token's sums are made in an order that the matrix alone decides: it has the same bits whatever stands beside it.
+A token's sums are made in an order that the matrix alone decides: it has the same bits beside any others.
 """
 
 import torch
@@ -55,7 +55,7 @@ def _products(
         place = begin + tl.arange(0, NUMBERS)
         inside = place < size
         tokens = tl.load(x + row[:, None] * x_row + place[None, :], mask=asked & inside[None, :], other=0.0)
-        if NORM:  # by the root of all numbers, which is known behind the last one
+        if NORM:  # by the root of all numbers, which is known after the last one
             wide = tokens.to(tl.float32)
             squares += wide * wide
             factor = tl.load(scale + place, mask=inside, other=0.0).to(tl.float32) / most  # so that no token overflows
