@@ -39,7 +39,7 @@ class Recurrence:
         self.slot[self.slot > 0] = half
         self.half = half
 
-    def stand(self, row: int, tokens: int) -> None:
+    def hold(self, row: int, tokens: int) -> None:
         """Note that the states of a row hold its first tokens, and that nothing has been read since."""
         self.base[row], self.slot[row] = tokens, 0
 

@@ -162,16 +162,16 @@ class Decoder:
         Where the bundle has an encoder there is one source for each, and the prompts may be left out.
         """
         each = [()] * len(sources) if sources is not None and len(prompts) == 0 else _prompts(prompts)
-        behind = [None] * len(each) if sources is None else sources
-        if len(behind) != len(each):
-            raise RequestError(f"there are {len(behind)} sources for {len(each)} prompts, expected one each")
+        given = [None] * len(each) if sources is None else sources
+        if len(given) != len(each):
+            raise RequestError(f"there are {len(given)} sources for {len(each)} prompts, expected one each")
         settings = [params] * len(each) if params is None or isinstance(params, SamplingParams) else params
         if len(settings) != len(each):
             raise RequestError(f"there are {len(settings)} SamplingParams for {len(each)} prompts, expected one each")
         requests: list[Request] = []
         try:
             asked: dict[str, Any] = {"draft_length": draft_length, "drafter": drafter, "trace": trace}
-            for prompt, setting, source in zip(each, settings, behind, strict=True):
+            for prompt, setting, source in zip(each, settings, given, strict=True):
                 requests.append(self.submit(prompt, setting, source=source, **asked))
             while not all(request.finished for request in requests):
                 self.step()

@@ -23,9 +23,9 @@ def _lack(model: Model) -> str | None:
     if model.recurrent:
         return "models whose layers all attend: what recurrent layers keep cannot branch"
     if TAILS not in model.engine.contract.capabilities:
-        return "graphs that can be told of branches before a call; export the bundle again"
+        return "graphs that take branches before a call; export the bundle again"
     if not model.engine.takes_tails:
-        return "an engine whose calls can be told of branches before them; use onnxruntime or torch"
+        return "an engine whose calls take branches before them; use onnxruntime or torch"
     return None
 
 

@@ -25,7 +25,7 @@ class Beaming:
     """The search of one request, which has a row of the caches of its models."""
 
     def __init__(self, request: Request, target: Model, logits: Tensor) -> None:
-        """Begin behind the prompt, after which the target has given these `logits` [1, V]."""
+        """Begin after the prompt, for which the target has given these `logits` [1, V]."""
         self.request = request
         self._target = Tail(target, len(request.prompt))
         self._draft: Tail | None = None

@@ -1,4 +1,4 @@
-"""The tokens of a search: a tree behind the prompt, of all that beams say and drafts propose."""
+"""The tokens of a search: a tree after the prompt, of all that beams say and drafts propose."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,11 +17,11 @@ class Best(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """A token behind those of its ancestors; the root stands for the prompt."""
+    """A token after those of its ancestors; the root is the prompt."""
 
     parent: "Node | None"
     token: int
-    depth: int  # of the first token behind the prompt 0, of the root -1
+    depth: int  # of the first token after the prompt 0, of the root -1
     said: Best | None = None  # by the target, once it has read the node
     guessed: Best | None = None  # by the draft
     children: "dict[int, Node]" = field(default_factory=dict)

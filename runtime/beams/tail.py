@@ -1,6 +1,6 @@
-"""The entries that one model has of a search: behind the prompt they branch, and a call is told which of them it sees.
+"""The entries that one model has of a search: after the prompt they branch, and a call says which of them it sees.
 
-What all beams say lies in order. Behind it lies the tail: tokens that some beams say, and proposals.
+What all beams say lies in order. After it lies the tail: tokens that some beams say, and proposals.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -14,7 +14,7 @@ from ..memory.model import Model
 from ..memory.row_cache import RowCache
 from .node import Node
 
-STEP = 32  # calls are told of a multiple of so many entries before their own, which some engines prepare for
+STEP = 32  # calls get a multiple of so many entries before their own, which some engines prepare for
 
 
 @dataclass
@@ -30,8 +30,8 @@ class Tail:
 
     def __init__(self, model: Model, prompt: int) -> None:
         self.model, self._prompt = model, prompt
-        self.settled = 0  # tokens behind the prompt that all beams say
-        self._nodes: list[Node] = []  # of the entries behind them, in their order
+        self.settled = 0  # tokens after the prompt that all beams say
+        self._nodes: list[Node] = []  # of the entries after them, in their order
         self._places: dict[Node, int] = {}
         self._seen = np.zeros((0, 0), bool)  # which of them each sees
 

@@ -141,7 +141,7 @@ class Sampler(Drafter):
         """Return how unsure it is of proposal i [A, 1], from 0 to 1: the entropy of its logits unless it knows better.
 
         A row may end before a proposal that is in doubt. So the doubt must be known before that proposal is drawn, from
-        the tokens drawn before it. Then whether a row goes on behind some tokens depends on those tokens alone, as if
+        the tokens drawn before it. Then whether a row goes on after some tokens depends on those tokens alone, as if
         its length had been chosen for them beforehand, and each proposal was drawn from its q. If a token had a say in
         whether it is proposed itself, those that are proposed would follow another distribution than q, and the test
         would bias what is said.

@@ -26,7 +26,7 @@ from .asking import Asking
 
 WINDOW = 8  # tokens that it reads first in a round; what it lacks before them is read ahead of the round
 BUDGET = 2048  # tokens that it reads ahead of a round of what may wait
-NOT_RUN = -1  # stands where a step has read nothing
+NOT_RUN = -1  # where a step has read nothing
 
 
 class Held:
@@ -82,7 +82,7 @@ class ForeignDraft:
         return cls(model, translation, bundle.models[bundle.foreign].contract.max_length, limited)
 
     def follow(self, request: Asking) -> int:
-        """Read what a request has become; return how many tokens the draft may say behind its text."""
+        """Read what a request has become; return how many tokens the draft may say after its text."""
         self._learn()
         if request not in self._held:
             self._held[request] = Held(self.translation)
@@ -139,7 +139,7 @@ class ForeignDraft:
         self._running = steps.fed, [(row, one, len(one.text.ids)) for row, one in enumerate(held) if one and able[row]]
 
     def note(self, request: Asking, fed: Sequence[int]) -> None:
-        """Note what a row has read behind its text."""
+        """Note what a row has read after its text."""
         self._held[request].tokens += fed
 
     def _learn(self) -> None:

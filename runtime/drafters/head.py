@@ -1,6 +1,6 @@
 """Drafters that run a head: a draft that reads what the target has made of each token, then its own hidden states.
 
-What it has written behind its own hidden states stands for tokens that the target had not read yet. So it reads all
+What it has written from its own hidden states stands for tokens that the target had not read yet. So it reads all
 that a round has committed again, once the target has.
 """
 

@@ -1,13 +1,13 @@
 """Drafter pass: the pass in which the target verifies a round also says what the next one proposes (PaSS).
 
-Behind the last committed token the target reads look-aheads, for which it was given embeddings: the distribution of the
-first is of the place behind the next token, and so on. If some proposals stand, so many of these places are taken. The
+After the last committed token the target reads look-aheads, for which it was given embeddings: the distribution of the
+first is of the place after the next token, and so on. Accepted proposals take as many of these places. The
 distributions of the others are kept for the row, and the next round draws its proposals from them: so each q is known.
 
-They stand behind that token alone. A group behind each proposal would take (K + 1)² places a pass instead of 2K + 2,
-and say more only where something stood; behind the last proposal alone it would say nothing wherever one fell.
+They follow that token alone. A group after each proposal would take (K + 1)² places a pass instead of 2K + 2,
+and say more only after an acceptance; after the last proposal alone it would say nothing after a rejection.
 
-A row proposes nothing in a round of which no look-aheads were read before: the first behind its prompt, or behind a
+A row proposes nothing in a round of which no look-aheads were read before: the first after its prompt, or after a
 round without them.
 """
 
@@ -60,7 +60,7 @@ class Pass(Sampler):
         return min(most, self._most)
 
     def look_aheads(self, length: int) -> int:
-        """One more than it proposes, so that something is left where one stands."""
+        """One more than it proposes, so that something is left where one is accepted."""
         return min(length + 1, self._most)
 
     def columns(self, rows: int) -> Columns:
@@ -68,7 +68,7 @@ class Pass(Sampler):
         return {
             SAID: torch.zeros(rows, self._most, self.target.vocab_size, device=device),  # logits
             COUNT: torch.zeros(rows, dtype=torch.int64, device=device),  # places that are still to come
-            LENGTH: torch.zeros(rows, dtype=torch.int64, device=device),  # of the row, behind which they are
+            LENGTH: torch.zeros(rows, dtype=torch.int64, device=device),  # of the row, after which they are
         }
 
     def seated(self, request: Asking, rows: Rows, row: int) -> None:

@@ -61,5 +61,5 @@ def look_up(rows: Rows, plan: Plan, span: int, copies: int = 1) -> list[tuple[Te
         found = matched.gather(1, best)[:, 0] > 1
         ahead = steps % (last - best).clamp(min=1)
         copy = context.gather(1, (best + 1 + ahead).clamp(max=span - 1))
-        each.append((copy.clamp(min=0) if before else copy, found))  # no token stands before a short source
+        each.append((copy.clamp(min=0) if before else copy, found))  # no token comes before a short source
     return each

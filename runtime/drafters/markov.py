@@ -11,7 +11,7 @@ from ...engines.bundle import TABLES, read_tables
 
 @dataclass(frozen=True)
 class Markov:
-    before: Tensor  # [V, R], of each token that stands before
+    before: Tensor  # [V, R], of each token that comes before
     after: Tensor  # [R, N], of each that may follow
     tokens: Tensor  # [N] int64, which those are
     confidence: Tensor  # [C], weights of a hidden state and a row of `before`, or of a hidden state; none: C is 0
@@ -41,10 +41,10 @@ class Markov:
         return cls(found.before, found.after[:, known], found.tokens[known], found.confidence, found.confidence_bias)
 
     def following(self, logits: Tensor, tokens: Tensor) -> Tensor:
-        """Return the logits [A, P, V] of places behind these tokens [A, P]."""
+        """Return the logits [A, P, V] of places after these tokens [A, P]."""
         return logits.index_add(2, self.tokens, self.before[tokens] @ self.after)
 
     def sure(self, states: Tensor, tokens: Tensor) -> Tensor:
-        """Return how likely what follows these tokens [A, 1] is to stand, by the hidden states [A, 1, H] of places."""
+        """Return how likely what follows these tokens [A, 1] is accepted, by the hidden states [A, 1, H] of places."""
         read = torch.cat([states.float(), self.before[tokens]], -1)[..., : len(self.confidence)]
         return (read @ self.confidence + self.confidence_bias).sigmoid()

@@ -1,4 +1,4 @@
-"""Drafters that read masks behind the last committed token, and say what stands in their places, all in one pass.
+"""Drafters that read masks after the last committed token, and say the tokens of their places, all in one pass.
 
 pard, peagle    a mask for each proposal but the first, which the last committed token says
 dflash          a block of as many as the head was trained with, all of which see each other
@@ -110,7 +110,7 @@ class DSpark(Masked):
         return lambda i: self._markov.following(of_place(i), before(i, frame))
 
     def doubt(self, i: int, logits: Tensor, frame: Frame) -> Tensor:
-        """Return how unlikely the head thinks proposal i of the line is to stand, if those before it do."""
+        """Return how unlikely the head thinks proposal i of the line is to be accepted, if those before it are."""
         if not len(self._markov.confidence):
             return super().doubt(i, logits, frame)
         made = frame.prepared[self.name].steps[0].outputs[MADE]

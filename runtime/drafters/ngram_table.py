@@ -45,7 +45,7 @@ class NGrams:
         return cls(**tensors, longest=longest, widest=int(np.diff(arrays["offsets"]).max(initial=0)))
 
     def after(self, context: Tensor) -> Tensor:
-        """Return probabilities [A, V] of what follows the tokens [A, longest]; -1 stands before the first token."""
+        """Return probabilities [A, V] of what follows the tokens [A, longest]; -1 comes before the first token."""
         vocab_size = len(self.single)
         probabilities = self.single.repeat(len(context), 1)
         alive = torch.ones(len(context), dtype=torch.bool, device=context.device)

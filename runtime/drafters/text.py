@@ -1,6 +1,6 @@
 """Drafter text: a draft with tokens of its own writes some text, and proposes the target's tokens for it.
 
-It writes greedily between two rounds. What it proposes is certain, as a copy is: each token stands as often as the
+It writes greedily between two rounds. What it proposes is certain, as a copy is: each token is accepted as often as the
 target would say it.
 """
 

@@ -124,7 +124,7 @@ def _require_small_multiples(grammar: Grammar) -> None:
 
 
 def _schemas(grammar: Grammar) -> Iterator[Any]:
-    """Yield every JSON schema in a grammar; Lark grammars have them behind %json."""
+    """Yield every JSON schema in a grammar; Lark grammars have them after %json."""
     if grammar.kind == "json_schema":
         yield read_json(grammar.text)
     elif grammar.kind == "around":

@@ -78,9 +78,9 @@ class Grammar:
         return cls.lark(f"start: TEXT\nTEXT: {ANY_TEXT} & ~/(.|\\n)*({one_of(words)})(.|\\n)*/")
 
     def behind_reasoning(self, marks: tuple[str, str], begun: bool) -> Self:
-        """Let the output be free between two marks, and bound by this grammar behind them.
+        """Let the output be free between two marks, and bound by this grammar after them.
 
-        The first mark stands in the prompt if the reasoning has `begun` there; else there need be none.
+        The first mark is in the prompt if the reasoning has `begun` there; else there need be none.
         """
         before, after = map(write_json, marks)
         reasoning = r"reasoning /[ \n]{0,4}/"
@@ -150,7 +150,7 @@ class Grammar:
             rules.append("start: call")
         else:
             before, after = map(write_json, marks)
-            in_text = free and answer is None  # calls stand between any text
+            in_text = free and answer is None  # calls are between any text
             rules.append(rf'marked: {"to_call" if in_text else before} "\n" call "\n" {after}')
             if in_text:
                 rules.append(f"start: {'marked* TEXT' if several else 'marked | TEXT'}")

@@ -49,7 +49,7 @@ def counted(ask: Callable[Concatenate["Guide", P], R]) -> Callable[Concatenate["
 class Guide:
     """Answers which tokens may follow the committed ones and any proposals after them.
 
-    It stands on a path beyond the committed tokens; each question walks only the part that the last one did not.
+    It is on a path beyond the committed tokens; each question walks only the part that the last one did not.
     A token that ends the output is never walked, because nothing that follows it counts. After i tokens of the path
     it is at place i, and what may follow there is in row i of `bits`.
     """
@@ -88,7 +88,7 @@ class Guide:
 
     @counted
     def follow(self, tokens: Sequence[int]) -> int:
-        """Commit tokens up to the first that ends the output; return how many stand: all, unless there is an error."""
+        """Commit tokens up to the first that ends the output; return how many are kept: all, without an error."""
         for start in range(0, len(tokens), WIDEST_STEP):
             some = tokens[start : start + WIDEST_STEP]
             reached = self._walk(some)

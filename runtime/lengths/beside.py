@@ -17,8 +17,8 @@ class Shapes(NamedTuple):
     """Each shape is nothing, so many leaves beside any line, or a tree, whose line has the tree's own length."""
 
     each: tuple[int | Shape, ...]  # [S]
-    stood: Mapping[str, Numbers]  # by drafter [S]: how many tokens of them stood where its line fell
-    most: Numbers  # [S], how many can stand
+    stood: Mapping[str, Numbers]  # by drafter [S]: how many tokens of them were accepted where its line was rejected
+    most: Numbers  # [S], how many can be accepted
     beyond: npt.NDArray[np.int64]  # [S], how many proposals they are
     fits: npt.NDArray[np.bool_]  # [S, K+1], beside a line of K = 0 … longest
 
@@ -41,15 +41,15 @@ class Shapes(NamedTuple):
         )
 
     def tokens(self, drafter: str, gain: float, beyond: int) -> Numbers:
-        """Return how many tokens [S] will stand where a line falls that may have so many proposals beside it.
+        """Return how many tokens [S] will be accepted where a line fails that may have so many proposals beside it.
 
-        They are expected to stand `gain` times as often as measured.
+        They are expected to be accepted `gain` times as often as measured.
         """
         expected: Numbers = np.where(self.beyond <= beyond, self.stood[drafter] * gain, 0.0).clip(max=self.most)
         return expected
 
     def as_measured(self, drafter: str, shape: Shape) -> float:
-        """Return how many tokens of this shape stood; 0 if that is not known."""
+        """Return how many tokens of this shape were accepted; 0 if that is not known."""
         measured = shape.beyond if shape.leaves else shape
         known = drafter in self.stood and measured in self.each
         return float(self.stood[drafter][self.each.index(measured)]) if known else 0.0

@@ -1,6 +1,6 @@
 """Chooses draft length and drafter where a request leaves them open, for the most expected tokens per millisecond.
 
-It learns only from proposals that were examined, never from one behind a rejected proposal, and each round draws fresh
+It learns only from proposals that were examined, never from one after a rejected proposal, and each round draws fresh
 noise. So no choice can bias the output.
 """
 
@@ -41,7 +41,7 @@ class ByCosts(Chooser):
         self.best: str | None = None  # the drafter worth most to this request; None if none pays
         self.token_ms: float | None = None  # what its draft had to read when it first chose, for each token to come
         self.has_learned = False  # since it last chose
-        self.stood = 0  # proposals of its last round
+        self.stood = 0  # accepted proposals of its last round
 
     @property
     def drafters(self) -> Sequence[str]:
@@ -164,7 +164,7 @@ class Controller:
         """Choose the next round for the requests that leave it open; `behind` says where the draft model is in a row.
 
         A second call changes nothing: only `count` says that a round has ended. While the same requests are live and
-        leave it open, a choice of one drafter that pays is kept for some rounds, unless all proposals stand; where
+        leave it open, a choice of one drafter that pays is kept for some rounds, unless all are accepted; where
         nothing pays it is kept until a trial is due, for rounds without proposals teach nothing.
         """
         if self._settled == live and not self._is_due(self._settled):

@@ -37,7 +37,7 @@ class Costs:
     proposing: dict[str, float]  # by drafter: share of rounds in which it proposes anything
     beside: tuple[int | str, ...] = ()  # what was measured beside a line: so many siblings, rising; then trees as 4/8
     beside_ms: dict[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)  # by drafter: [batch][beside]
-    beside_tokens: dict[str, tuple[float, ...]] = field(default_factory=dict)  # that stand where the line falls
+    beside_tokens: dict[str, tuple[float, ...]] = field(default_factory=dict)  # accepted where the line is rejected
     reading_ms: dict[str, tuple[float, float]] = field(default_factory=dict)  # by drafter: a call, each of its tokens
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class Costs:
                 raise ValueError(f"what is beside lines of {drafter} has no table of milliseconds")
             stood, most = self.beside_tokens[drafter], [*(1 for _ in siblings), *(tree.length for tree in trees)]
             if len(stood) != len(most) or not all(0 <= tokens <= top for tokens, top in zip(stood, most, strict=True)):
-                raise ValueError(f"beside lines of {drafter} stand {list(stood)} tokens, expected at most {most}")
+                raise ValueError(f"beside lines of {drafter} {list(stood)} tokens count, expected at most {most}")
         for drafter, parts in self.reading_ms.items():
             if len(parts) != 2 or not all(0 <= t < 1e9 for t in parts):
                 raise ValueError(f"what drafter {drafter} takes to read is {list(parts)}, expected two times")

@@ -6,7 +6,7 @@ from .beside import Numbers, Shapes
 from .chooser import Pause
 
 FADE = 0.98  # weight that older observations keep after one more examined proposal
-FADE_ROUND = 0.96  # after one more round: whether there is anything to propose changes sooner than what stands of it
+FADE_ROUND = 0.96  # after one more round: whether there is anything to propose changes sooner than acceptance
 HELD_BEFORE = 4.0  # examined proposals, and rounds, that a first expectation counts as
 KEPT = 0.95  # weight that earlier requests' estimates keep after one more request
 ALPHAS, SHARES = 64, 16  # levels of acceptance, and of the share of rounds that propose
@@ -21,7 +21,7 @@ class Estimate:
         # Proposals accepted, proposals examined, rounds that proposed, all rounds.
         self._seen = [held * acceptance, held, HELD_BEFORE * proposing, HELD_BEFORE]
         self._expected = self._seen  # what is left of the expectation with which it began
-        self._beside = [HELD_BEFORE * gain, HELD_BEFORE]  # siblings and branches that stood, and that were expected to
+        self._beside = [HELD_BEFORE * gain, HELD_BEFORE]  # siblings and branches: accepted, and expected to be
         self.pause = Pause()
 
     def observe(self, proposed: int, examined: int, accepted: int) -> None:
@@ -31,7 +31,7 @@ class Estimate:
         self._expected = [fade * seen for fade, seen in zip(fades, self._expected, strict=True)]
 
     def observe_beside(self, stood: int, expected: float) -> None:
-        """Learn from a line that fell: `stood` tokens stood beside it, where `expected` were to on average."""
+        """Learn from a rejected line: `stood` tokens were accepted beside it, `expected` are on average."""
         seen = self._beside
         self._beside = [FADE_ROUND * seen[0] + stood, FADE_ROUND * seen[1] + expected]
 
@@ -66,7 +66,7 @@ class Estimate:
 
     @property
     def gain(self) -> float:
-        """The number of tokens that stood beside lines, relative to what was measured."""
+        """The number of tokens accepted beside lines, relative to what was measured."""
         return self._beside[0] / self._beside[1]
 
     @property

@@ -147,7 +147,7 @@ class BlockCache(KVCache):
         self.table[row, begin : len(owned)] = torch.tensor(owned[begin:], dtype=torch.int32)
 
     def _release(self, row: int, kept: int) -> None:
-        """Give back the blocks of a row behind the first `kept`."""
+        """Give back the blocks of a row after the first `kept`."""
         owned = self._owned[row]
         if len(owned) > kept:
             self.table[row, kept : len(owned)] = SPARE_BLOCK

@@ -31,8 +31,8 @@ def nbytes(tensors: Iterable[Tensor]) -> int:
 class KVCache(ABC):
     """Only a cache knows where a row is in memory. The first `entries[row]` entries of a row are valid.
 
-    What lies beyond them is garbage, and the next step overwrites it. A state of a row cannot be truncated: it stands
-    for its first `bases[row]` tokens at least, and no call may begin before them. It is zero where a row holds nothing.
+    What lies beyond them is garbage, and the next step overwrites it. A state of a row cannot be truncated: it has
+    absorbed its first `bases[row]` tokens, and no call may begin before them. It is zero where a row holds nothing.
     """
 
     def __init__(self, contract: Contract, device: str, max_rows: int) -> None:
@@ -42,7 +42,7 @@ class KVCache(ABC):
         self.half = SLOTS // 2  # of a row's slots: the tokens of one call
         self.recurrence = Recurrence(max_rows, self.half, device) if contract.recurrent else None
         self.memory = Memory([], [], [])
-        self.sources: SourceRows | None = None  # of a model that stands behind a source
+        self.sources: SourceRows | None = None  # of a model that reads sources
         self.buffers: dict[str, Tensor] = {}  # parts of it, by contract name
         self.version = 0  # changes when the buffers move
 
@@ -92,7 +92,7 @@ class KVCache(ABC):
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of all rows, and of the sources that they stand behind."""
+        """The bytes of all rows, and of their sources."""
         of_sources = () if self.sources is None else self.sources.buffers.values()
         return nbytes(chain(*self.memory.tokens, *self.memory.rows, *self.memory.slots, of_sources))
 
@@ -102,18 +102,18 @@ class KVCache(ABC):
         return 0
 
     def worth_keeping(self, row: int, blocks: Sequence[int | None]) -> int:
-        """Return how many of a row's first blocks another can begin with; None stands for one that is not kept yet."""
+        """Return how many of a row's first blocks another can begin with; None means one that is not kept yet."""
         return len(blocks)
 
     def wrote(self, row: int, begin: int, end: int, absorbed: int | None = None) -> None:
         """Note that a call has written this row from entry `begin` on, and that its first `end` entries are valid now.
 
         Nothing before `begin` may be missing; an `end` below what was valid takes back what lies beyond it. States of
-        the row stand for all before `begin`, or for so many tokens that it has `absorbed`.
+        the row hold all before `begin`, or for so many tokens that it has `absorbed`.
         """
         assert 0 <= begin <= self.entries[row], f"row {row} has {self.entries[row]} entries, a call began at {begin}"
         if self.memory.rows:
-            assert self.bases[row] <= begin <= end, f"row {row} stands for {self.bases[row]} tokens, not for {begin}"
+            assert self.bases[row] <= begin <= end, f"row {row} holds {self.bases[row]} tokens, not {begin}"
             self.bases[row] = begin if absorbed is None else absorbed
         self.entries[row] = end
 
@@ -122,10 +122,10 @@ class KVCache(ABC):
         if self.sources is not None:
             self.sources.free(row)
         if self.recurrence is not None:
-            self.recurrence.stand(row, 0)
+            self.recurrence.hold(row, 0)
 
     def since(self, row: int) -> int:
-        """Return how many of a row's tokens its states do not stand for yet, if it has states."""
+        """Return how many of a row's tokens its states do not hold yet, if it has states."""
         return self.entries[row] - self.bases[row]
 
     def make_slots(self, tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""How many bytes each pool of memory holds, so that what a process takes can be told apart."""
+"""How many bytes each pool of memory holds, so that one sees what takes a process's memory."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from .model import Model
 def held_bytes(bundle: Bundle, models: Sequence[Model], of_sources: int) -> dict[str, int]:
     """Return the bytes of weights, of the caches of all rows, of what is kept for others, and of logits.
 
-    Steps of rounds run one after another, so all take the memory of the largest, which is told as if it ran now.
+    Steps of rounds run one after another, so all take the memory of the largest, which is reported as if it ran now.
     """
     return {
         "weights": sum(map(bundle.weight_bytes, (*bundle.names, *bundle.encoders))),

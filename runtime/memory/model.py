@@ -82,7 +82,7 @@ class Model:
         return self.cache.recurrence is not None
 
     def behind(self, proposals: int) -> int:
-        """Return how many tokens behind the last committed one its steps may read, to make so many proposals."""
+        """Return how many tokens after the last committed one its steps may read, to make so many proposals."""
         return proposals + (0 if self._masks is None else self._masks.behind(proposals))
 
     def logits(self, batch: int, rows: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -103,7 +103,7 @@ class Model:
         return self.engine.step_bytes(self._max_rows, self._capacity)
 
     def bucket(self, needed: int) -> int | None:
-        """Return how many entries of a row the steps should read if they need this many; None stands for all."""
+        """Return how many entries of a row the steps should read if they need this many; None means all."""
         return bucket(needed, self._capacity) if self.engine.reads_prefixes else None
 
     def step(
@@ -128,7 +128,7 @@ class Model:
         features of the tokens before, or the `hidden` states [B, S, size] that are given.
 
         Recurrent layers absorb what they have read before, at most `since` tokens of a row, and so many of these as
-        are `read` for good in each row; or nothing if the step `goes_on` behind another of the same round.
+        are `read` for good in each row; or nothing if the step `goes_on` after another of the same round.
         """
         (batch, width), rows = input_ids.shape, logits.shape[1]
         shape = batch, width, rows
@@ -239,7 +239,7 @@ class Model:
         return found
 
     def score(self, row: int, tokens: Tensor) -> Tensor:
-        """Write the entries of `tokens` [S] behind those that a row has; return the logits [S, V] after each."""
+        """Write the entries of `tokens` [S] after those that a row has; return the logits [S, V] after each."""
         found, start = [], self.cache.entries[row]
         self.cache.make_room(row, [start], [len(tokens)])
         most = min(self.engine.verify_width, MOST_READ) if self.recurrent else self.engine.verify_width

@@ -24,7 +24,7 @@ class Block(NamedTuple):
 
 
 class Watcher(Protocol):
-    """Is told by the stepping thread which blocks of the target's cache are kept, and must return quickly.
+    """Learns from the stepping thread which blocks of the target's cache are kept, and must return quickly.
 
     The block before one that is kept is kept, too.
     """

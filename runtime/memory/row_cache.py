@@ -196,7 +196,7 @@ class RowCache(KVCache):
         if self.snapshots is not None:
             assert self.recurrence is not None
             self.snapshots.restore(row, blocks[-1])
-            self.recurrence.stand(row, entries)
+            self.recurrence.hold(row, entries)
             self.bases[row] = entries
 
     def drop(self, block: int) -> None:

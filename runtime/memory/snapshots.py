@@ -1,6 +1,6 @@
 """Copy recurrent states where a kept block ends, since they cannot be taken back to it.
 
-While a prompt is read, its states are copied where they stand at the end of every fourth block. Blocks are kept as far
+While a prompt is read, its states are copied at the end of every fourth block. Blocks are kept as far
 as they lead to such a copy, since a row cannot begin with others.
 """
 
@@ -22,7 +22,7 @@ class Snapshots:
         count = kept_blocks * BLOCK_TOKENS // EVERY + max_rows
         self._copies = cache.all_of(ROW, count, 0, torch.empty)  # each [states, copies, …]
         self._unused = list(range(count))
-        self._of_row: list[dict[int, int]] = [{} for _ in range(max_rows)]  # by the tokens that they stand for
+        self._of_row: list[dict[int, int]] = [{} for _ in range(max_rows)]  # by the tokens that they hold
         self._of_block: dict[int, int] = {}
 
     @property
@@ -31,7 +31,7 @@ class Snapshots:
         return nbytes(self._copies) // count * (count - len(self._unused))
 
     def take(self, row: int, tokens: int) -> None:
-        """Copy the states of a row that stand for so many tokens, if that is worth it and there is room."""
+        """Copy the states of a row that hold so many tokens, if that is worth it and there is room."""
         if tokens % EVERY == 0 and tokens not in self._of_row[row] and self._unused:
             copy = self._of_row[row][tokens] = self._unused.pop()
             for copies, states in zip(self._copies, self._cache.memory.rows, strict=True):

@@ -58,7 +58,7 @@ class SourceRows:
         if (rows, capacity) == (self.rows, self.capacity):
             return
         try:
-            # What lies behind a source is multiplied by zero, so it must be finite.
+            # What lies after a source is multiplied by zero, so it must be finite.
             made = {
                 state.name: torch.zeros(
                     state.memory(rows, capacity), dtype=getattr(torch, state.dtype), device=self._device

@@ -21,12 +21,12 @@ class Outcome(NamedTuple):
 
     @property
     def examined(self) -> int:
-        """Proposals up to and including the first that does not stand; none beyond an end of text counts."""
+        """Proposals up to and including the first rejected one; none beyond an end of text counts."""
         return min(self.accepted + 1, self.kept, self.proposed)
 
 
 class Beside(NamedTuple):
-    """The shape of a line that fell, and how many of the tokens beside it stood."""
+    """The shape of a line that was rejected, and how many of the tokens beside it were accepted."""
 
     shape: Shape
     stood: int
@@ -37,10 +37,10 @@ class Speculation:
     """Counts the rounds by outcome; all other counts follow. A round that proposes nothing counts no proposal.
 
     The first token after a prompt of several comes with the reading of the prompt, and belongs to no round.
-    `acceptance` is accepted ÷ examined (the α of the theory); the first proposal that does not stand is the last
+    `acceptance` is accepted ÷ examined (the α of the theory); the first rejected proposal is the last
     one examined, also where a rule judges them together.
     `yield_` is accepted ÷ proposed. Where tokens are beside one another their places count, at which any of them may
-    stand, down to the deepest behind what has stood: a round that ends with a leaf has proposed what it has accepted.
+    be accepted, down to the deepest after an accepted one: a round that ends with a leaf has proposed what it accepted.
     """
 
     outcomes: Counter[Outcome] = field(default_factory=Counter)
@@ -121,7 +121,7 @@ class Speculation:
 
     @property
     def stood_beside(self) -> float | None:
-        """The tokens beside a line that stood, on average, where it fell; of leaves at most one can."""
+        """The accepted tokens beside a line, on average, where it was rejected; of leaves at most one can be."""
         stood = sum(one.stood * rounds for one, rounds in self.beside.items())
         return stood / self.beside.total() if self.beside else None
 

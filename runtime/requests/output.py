@@ -48,7 +48,7 @@ class TracedRound:
 
     @property
     def standing(self) -> tuple[int, ...]:
-        """The tokens that stand: those of the first line, and then of what was beside it."""
+        """The accepted tokens: those of the first line, and then of what was beside it."""
         ends = [one.token for one in self.siblings if one.stands and one.place < self.accepted]
         return (*self.proposal[: self.accepted - len(ends)], *ends)
 

@@ -53,7 +53,7 @@ class Request:
     ) -> None:
         self.prompt = tuple(prompt)
         self.prediction = tuple(prediction)
-        self.source = source  # that it stands behind
+        self.source = source  # of the text
         self.forced = forced  # the last tokens of the prompt that a search counts as said
         # Of requests that begin alike, only those with the same source may read what this one leaves.
         self.cache_salt = cache_salt if source is None else f"{cache_salt} {source.digest}"

@@ -36,7 +36,7 @@ class TextStream:
         self._shown = 0
 
     def another(self) -> "TextStream":
-        """Return the stream of another output behind the same prompt."""
+        """Return the stream of another output of the same prompt."""
         return TextStream(
             self._tokenizer,
             self._prompt,
@@ -46,7 +46,7 @@ class TextStream:
         )
 
     def push(self, token: int) -> bool:
-        """Add a token; return True when a stop string is complete, and then end the text before or behind it."""
+        """Add a token; return True when a stop string is complete, and then end the text before or after it."""
         self._pending.append(token)
         try:
             piece = self._stream.step(self._tokenizer, token)

@@ -23,7 +23,7 @@ ONE_AT_A_TIME = threading.Lock()  # torch allows one capture at a time in a proc
 
 
 class LaunchedRound(NamedTuple):
-    """A launched round, for the rows as they stood then; the next may be launched before a replayed one is read."""
+    """A launched round, for the rows as they were then; the next may be launched before a replayed one is read."""
 
     plan: Plan
     table: Callable[[], Tensor]  # waits until the round has ended

@@ -54,8 +54,8 @@ class Intake:
         """Make a request that is valid for the bundle, with the defaults for what was left open."""
         if type(priority) is not int:
             raise RequestError(f"priority is {priority!r}, expected a whole number", "priority")
-        stands_behind = self._source(source)
-        ids = self._encode(prompt) if stands_behind is None else self._beginning(prompt)
+        read_from = self._source(source)
+        ids = self._encode(prompt) if read_from is None else self._beginning(prompt)
         room = self._bundle.max_length - params.max_new_tokens
         if len(ids) > room:
             raise RequestError(
@@ -86,7 +86,7 @@ class Intake:
                 f"drafter is {drafter!r}, but a prediction is copied by {PREDICTING}; leave one of them out", "drafter"
             )
         if predicted and draft_length is None:
-            draft_length = self._rules.longest  # nearly all of it is expected to stand
+            draft_length = self._rules.longest  # nearly all of it is expected to be accepted
         drafting = self.drafting(draft_length, drafter or (PREDICTING if predicted else None), params)
         return Request(
             ids,
@@ -105,9 +105,9 @@ class Intake:
             trace=trace,
             on_progress=on_progress,
             cache_salt=cache_salt,
-            prediction=predicted or self._copied(stands_behind, drafting.drafter),
+            prediction=predicted or self._copied(read_from, drafting.drafter),
             priority=priority,
-            source=stands_behind,
+            source=read_from,
             forced=self._forced(ids),
         )
 
@@ -119,14 +119,14 @@ class Intake:
         return self._rules.check(self._rules.default(drafter, params) if length is None else length, drafter, params)
 
     def _forced(self, ids: list[int]) -> int:
-        """Return how many tokens of a beginning the model was made to say: all that its own has behind the first."""
+        """Return how many tokens of a beginning the model was made to say: all that its own has after the first."""
         own = self._bundle.tokenizer.start_ids
         return len(own) - 1 if ids == [*own] else 0
 
     def _source(self, given: Any) -> Source | None:
-        """Read what the text shall stand behind; it must be given if the models need it, and only then."""
+        """Read the source of a text; it must be given if the models need it, and only then."""
         if self._encoders and given is None:
-            raise RequestError(f"the target of bundle {self._bundle.path} stands behind a source; give one", "source")
+            raise RequestError(f"the target of bundle {self._bundle.path} needs a source; give one", "source")
         if given is not None and not self._encoders:
             raise RequestError(
                 f"the target of bundle {self._bundle.path} has no encoder that could read a source; leave it out",
@@ -135,7 +135,7 @@ class Intake:
         return read_source(given, self._encoders, self._vocab_size, self._tokenizer) if self._encoders else None
 
     def _beginning(self, prompt: Prompt) -> list[int]:
-        """Return what a text behind a source begins with: the token ids that are given, or the model's own and text."""
+        """Return what a text with a source begins with: the token ids that are given, or the model's own and text."""
         own = self._bundle.tokenizer.start_ids
         if not isinstance(prompt, str):
             return self._encode(prompt or own)

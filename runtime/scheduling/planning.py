@@ -112,7 +112,7 @@ class Planner:
         return max(1 + self._plan.draft_length, *found)
 
     def _within_reach(self, shares: tuple[Share, ...]) -> tuple[Share, ...]:
-        """Leave out what the target's widest step has no room for behind the longest line.
+        """Leave out what the target's widest step has no room for after the longest line.
 
         Rows that lose something are never ones whose text depends on their siblings or on how many lines they have.
         """

@@ -86,7 +86,7 @@ class Results:
         self._target.cache.wrote(row, before - 1, before + result.accepted)
         for name, _ in share.lines:
             drafter = self._planner.drafters[name]
-            if drafter.model is not None:  # it never saw its own last proposal, nor what stands of another line;
+            if drafter.model is not None:  # it never saw its own last proposal, nor what was accepted of another line;
                 # a head has to see again what it has proposed itself
                 lost = len(share.lines) > 1 or drafter in self._planner.run_twice or drafter.model.reads_again
                 own = 0 if lost else result.accepted

@@ -216,7 +216,7 @@ class Scheduler:
         lengths = [request.length for request in requests]
         span = max(lengths)
         assert self._planner.shares is not None
-        # What a row has beyond its first line lies behind the longest line of all.
+        # What a row has beyond its first line lies after the longest line of all.
         lines = [plan.draft_length if plan.is_tree else share.length for share in self._planner.shares]
         widths = [length + plan.beyond + 1 + plan.look_aheads for length in lines]
         self.target.cache.make_slots(max(widths))

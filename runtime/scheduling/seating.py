@@ -55,11 +55,11 @@ class Seating:
 
     @property
     def occupants(self) -> list[Occupant]:
-        return [*self.live, *self._behind]
+        return [*self.live, *self._after_live]
 
     @property
-    def _behind(self) -> list[Occupant]:
-        """Return the occupants whose rows lie behind the live ones."""
+    def _after_live(self) -> list[Occupant]:
+        """Return the occupants whose rows come after the live ones."""
         return [*self.prefilling, *self.searching]
 
     @property
@@ -137,10 +137,10 @@ class Seating:
         return self._budget.admits([request.most_entries + behind for request in together], widest)
 
     def go_live(self, occupant: Occupant) -> None:
-        """Let a request take part in the rounds, in the row behind the live ones."""
+        """Let a request take part in the rounds, in the row after the live ones."""
         row = len(self.live)
         if occupant.row != row:
-            [other] = [one for one in self._behind if one.row == row]
+            [other] = [one for one in self._after_live if one.row == row]
             for model in self._models:  # all of them, before anything has changed: one may have no memory
                 model.cache.make_room_to_swap(occupant.row, row)
             self._rows.swap(occupant.row, row)
@@ -168,9 +168,9 @@ class Seating:
             self._close_up(occupant)
 
     def _close_up(self, freed: Occupant) -> None:
-        """Move the last live row into one that is free, and the last of those behind the live ones into its place."""
+        """Move the last live row into one that is free, and the last of those after the live ones into its place."""
         gap = freed.row
-        if freed in self._behind:
+        if freed in self._after_live:
             (self.prefilling if freed in self.prefilling else self.searching).remove(freed)
         else:
             self._changed()
@@ -179,8 +179,8 @@ class Seating:
             if last is not freed:
                 self.live[freed.row] = last
                 self._move(last, freed.row)
-        if self._behind:
-            last = max(self._behind, key=lambda one: one.row)
+        if self._after_live:
+            last = max(self._after_live, key=lambda one: one.row)
             if last.row > gap:
                 self._move(last, gap)
 

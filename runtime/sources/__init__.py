@@ -1,1 +1,1 @@
-"""Sources that texts stand behind: text or sound, and the encoders that read them."""
+"""Sources of texts: text or sound, and the encoders that read them."""

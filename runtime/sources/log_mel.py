@@ -12,7 +12,7 @@ WINDOW, HOP = 400, 160  # samples: a frame looks at 25 ms, and the next begins 1
 LINEAR_HZ, LINEAR_MELS = 1000.0, 15.0  # below, mels are even in Hz; above, in the logarithm of Hz,
 PER_OCTAVE = 27 / torch.tensor(6.4).log().item()  # of which so many are a unit
 AT_ONCE = 3000  # frames, of a spectrum that takes much memory
-QUIETEST, RANGE = 1e-10, 8.0  # of the loudest, so many powers of ten are told apart
+QUIETEST, RANGE = 1e-10, 8.0  # of the loudest, so many powers of ten are distinguished
 
 
 def samples_of(sound: Sound) -> int:

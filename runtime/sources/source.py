@@ -1,4 +1,4 @@
-"""A source that a text stands behind: the tokens of another, or sound."""
+"""The source of a text: the tokens of another, or sound."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Keep what was said before, which stands before the text of each window."""
+"""Keep what was said before, which comes before the text of each window."""
 
 from collections.abc import Sequence
 
@@ -11,12 +11,12 @@ from .transcript import Cut
 
 
 class Context:
-    """Begins with a prompt; if the text `goes_on`, it grows by what is heard, and its end stands before each window."""
+    """Begins with a prompt; if the text `goes_on`, it grows by what is heard, and its end comes before each window."""
 
     def __init__(self, tokens: WhisperTokens, prompt: Sequence[int], most: int, *, goes_on: bool) -> None:
         if tokens.before is None and (prompt or goes_on):
             raise RequestError(
-                "the model has no token <|startofprev|>, behind which it could read what was said before; leave it out",
+                "the model has no token <|startofprev|>, after which it could read what was said before; leave it out",
                 "prompt",
             )
         self._begin = [] if tokens.before is None else [tokens.before]

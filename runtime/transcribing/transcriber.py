@@ -71,7 +71,7 @@ class Transcriber:
 
         A window whose text is not good enough for the `fallback` is heard again, at its temperatures one after another.
         A `prompt` is what was said before, or words to expect: the end of a text, or token ids that have room. If the
-        text `goes_on`, what has been heard is the context of each window behind it.
+        text `goes_on`, what has been heard is the context of each window after it.
         """
         work = self.work(
             samples,
@@ -149,7 +149,7 @@ class Transcriber:
         room = self.decoder.bundle.max_length
         most = room // 2 - 1  # as Whisper cuts what was said before
         ids = read_prompt(prompt, self.tokens, self.decoder.tokenizer, most)
-        longest = room - 6  # before it is a token, behind it are up to four, and one is to be said
+        longest = room - 6  # before it is a token, after it are up to four, and one is to be said
         if len(ids) > longest:
             raise RequestError(f"the prompt has {len(ids)} tokens, expected at most {longest}", "prompt")
         return Context(self.tokens, ids, most, goes_on=goes_on)
@@ -166,7 +166,7 @@ class Transcriber:
         return {sound: log_mel(samples, sound.bands) for sound in self._sounds}, len(samples) // HOP
 
     def _source(self, pictures: dict[Sound, Tensor], seek: int) -> Source:
-        """Return the window that begins there; behind the end of the sound there is nothing."""
+        """Return the window that begins there; after the end of the sound there is nothing."""
         found = {}
         for sound, picture in pictures.items():
             window = torch.zeros(sound.bands, sound.frames)

@@ -36,7 +36,7 @@ class Cut:
 
 
 def cuts(tokens: Sequence[int], first_time: int, length: float) -> tuple[list[Cut], float | None]:
-    """Cut the tokens of a window of such a length; return where the next begins, None for behind this one.
+    """Cut the tokens of a window of such a length; return where the next begins, None for after this one.
 
     A text that two times end goes on there. One that ends with a single time is followed by silence, and what has no
     pairs of times is one piece.

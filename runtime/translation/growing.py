@@ -1,6 +1,6 @@
 """The tokens of a text that grows: only its end is tokenised again.
 
-What follows may still change the last tokens of a text, but none far behind them. So a text is cut where its tokens are
+What follows may still change the last tokens of a text, but none far before them. So a text is cut where its tokens are
 those of both parts, and what lies before the cut is settled.
 """
 
@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 KEPT, LONGEST = 48, 160  # characters at the end that stay open when a text is cut, and at which it is cut
 TRIED = 3  # places for a cut
-ANCHOR = "x"  # stands before the end of a text: tokenizers treat the beginning of one in another way
+ANCHOR = "x"  # comes before the end of a text: tokenizers treat the beginning of one in another way
 
 
 class GrowingTokens:
@@ -19,7 +19,7 @@ class GrowingTokens:
         self._tokenizer = tokenizer
         self._anchor = _encode(tokenizer, ANCHOR)
         self._settled: list[int] = []
-        self._end = ""  # what lies behind these
+        self._end = ""  # what follows these
         self._inside = False  # whether text lies before it
         self._open: list[int] | None = []  # its tokens; None: they have to be made
         self._try_at = LONGEST
@@ -39,7 +39,7 @@ class GrowingTokens:
         return self._settled + self._of_end()
 
     def following(self, text: str) -> list[int]:
-        """Return the tokens of what may be appended, behind those that are there."""
+        """Return the tokens of what may be appended, after those that are there."""
         before, both = self._of_end(), self._tokens(self._end + text, self._inside)
         if both[: len(before)] == before:
             return both[len(before) :]

@@ -77,6 +77,6 @@ class OwnText:
 
 
 def text_behind(tokenizer: Tokenizer, context: Sequence[int], tokens: Sequence[int]) -> str:
-    """Return the text of tokens that stand behind others, without bytes at its end that are no character yet."""
+    """Return the text of tokens that follow others, without bytes at its end that are no character yet."""
     before, both = (tokenizer.decode([*each], skip_special_tokens=False) for each in (context, [*context, *tokens]))
     return str(both[len(before) :]).rstrip(BROKEN)

@@ -201,7 +201,7 @@ def test_what_is_never_to_be_said_is_not_said(t5: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "source", "reason"),
     [
-        ("t5", None, "the target of bundle .* stands behind a source; give one"),
+        ("t5", None, "the target of bundle .* needs a source; give one"),
         ("t5", [], "the source has 0 tokens, expected 1 to 2,048"),
         ("t5", [3] * 2049, "the source has 2,049 tokens, expected 1 to 2,048"),
         ("t5", [64], "source token id 64 is outside the vocabulary of 64 tokens"),

@@ -120,6 +120,6 @@ def test_generate_stands_behind_a_source(run, tmp_path):
         result = run("generate", *few, *source)
         assert expected.startswith(result.out.rstrip("\n"))
         assert result.out.strip()
-    assert_refused(run("generate", *few, "--prompt", "a"), "stands behind a source; give one")
+    assert_refused(run("generate", *few, "--prompt", "a"), "needs a source; give one")
     both = ("--source", "abc", "--source-file", tmp_path / "source")
     assert_refused(run("generate", *few, *both), "--source and --source-file both say")
