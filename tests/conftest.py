@@ -33,7 +33,7 @@ from .kit.headed import Headed, in_a_bundle  # noqa: E402
 from .kit.heads import dflash_head, eagle3_head, look_aheads, mtp_head, parallel_heads  # noqa: E402
 from .kit.hybrids import Hybrid, hybrid  # noqa: E402
 from .kit.models import tiny_gemma2, tiny_gpt2, tiny_llama  # noqa: E402
-from .kit.source_models import noisy_copy, tiny_behind_source  # noqa: E402
+from .kit.source_models import noisy_copy, tiny_with_source  # noqa: E402
 
 KNOWN, MASK = 48, 70  # tokens that a head proposes, and one that no text has
 
@@ -191,9 +191,9 @@ def merging(llama: Pair, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return export_pair(llama.checkpoint, folder / "bundle", merging_draft(folder / "draft"))
 
 
-def behind_source(kind: str, folder: Path) -> Path:
+def with_source(kind: str, folder: Path) -> Path:
     """A target behind an encoder, with a draft that shares it, one that has its own, and one that has none."""
-    target = tiny_behind_source(kind, folder / "target")
+    target = tiny_with_source(kind, folder / "target")
     like = noisy_copy(kind, target, folder / "like", 0.05, encoder=False)
     other = noisy_copy(kind, target, folder / "other", 0.05, encoder=True)
     alone = tiny_checkpoint("llama", folder / "alone")
@@ -202,12 +202,12 @@ def behind_source(kind: str, folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return behind_source("t5", tmp_path_factory.mktemp("t5"))
+    return with_source("t5", tmp_path_factory.mktemp("t5"))
 
 
 @pytest.fixture(scope="session")
 def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return behind_source("whisper", tmp_path_factory.mktemp("whisper"))
+    return with_source("whisper", tmp_path_factory.mktemp("whisper"))
 
 
 @pytest.fixture(scope="session")

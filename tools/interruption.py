@@ -34,11 +34,11 @@ def heeded() -> Iterator[list[int]]:
     before = {number: signal.getsignal(number) for number in (*ENDINGS, signal.SIGALRM)}
     hook = sys.unraisablehook
 
-    def lost(told: "sys.UnraisableHookArgs") -> None:
-        if _came and issubclass(told.exc_type, tuple(ENDINGS.values())):
+    def lost(raised: "sys.UnraisableHookArgs") -> None:
+        if _came and issubclass(raised.exc_type, tuple(ENDINGS.values())):
             signal.setitimer(signal.ITIMER_REAL, AGAIN_AFTER, AGAIN_SECONDS)
         else:
-            hook(told)
+            hook(raised)
 
     _came.clear()
     sys.unraisablehook = lost

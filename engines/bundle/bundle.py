@@ -41,7 +41,7 @@ class Masks:
         """How many proposals it can make."""
         return None if self.count is None else self.count + int(self.repeats) + 1 - self.first
 
-    def behind(self, proposals: int) -> int:
+    def reads(self, proposals: int) -> int:
         """How many tokens it reads after the last committed one, to say so many proposals."""
         masks = proposals - 1 if self.count is None else self.count
         return masks + int(self.repeats)

@@ -28,7 +28,7 @@ def regions(graph: fx.Graph) -> list[Region]:
     """Return the regions of a graph in their order: what comes before its layers, each of them, and what follows."""
     nodes = [node for node in graph.nodes if node.op == "call_function"]
     inner = repeats([_token(node) for node in nodes], _crossing(nodes))
-    cuts = sorted({0, *(_behind_parts(nodes, cut) for cut in inner), len(nodes)})
+    cuts = sorted({0, *(_after_parts(nodes, cut) for cut in inner), len(nodes)})
     return [_region(nodes[begin:end]) for begin, end in pairwise(cuts)]
 
 
@@ -53,7 +53,7 @@ def repeats(tokens: Sequence[object], crossing: Sequence[int]) -> list[int]:
     return [begin + turn * period for turn in range(again + 2)]
 
 
-def _behind_parts(nodes: Sequence[fx.Node], cut: int) -> int:
+def _after_parts(nodes: Sequence[fx.Node], cut: int) -> int:
     """Move a cut after the parts of a tuple: only tensors go from one region to the next."""
     while cut < len(nodes) and nodes[cut].target is operator.getitem:
         cut += 1

@@ -51,7 +51,7 @@ class Reference:
         self._contract = contract.in_dtype("float32")  # in which both sides compute
         self._window, self._features, self._sources, self._look_aheads = window, features, sources, look_aheads
         self.sample = sample
-        with behind_first(model, sources):
+        with given_the_first(model, sources):
             self.sample_logits = checkpoint_logits(model, sample.tokens)  # [L, V]
 
     def answer(self, model: Any) -> None:
@@ -67,7 +67,7 @@ class Reference:
             self.deep = _deep_calls(contract, sample.vocab_size, self._window)
             generator = torch.Generator().manual_seed(SEED)
             self.order = torch.randint(2**31, (self.deep[0].rows[0].start,), generator=generator)
-            with behind_first(model, self._sources):
+            with given_the_first(model, self._sources):
                 self.made = cached_rows(model, max(script.branches, key=len))
                 self.deep_logits = [self._say_deep(model, call.rows[0]) for call in self.deep]
         self.features = branch_features(model, script.branches, self._features)
@@ -112,7 +112,7 @@ def _deep_calls(contract: Contract, token_count: int, window: int | None) -> lis
     return [Call(scenario, 0, [row]) for scenario, row in calls.items()]
 
 
-def behind_first(model: Any, sources: Sequence[Tensor]) -> AbstractContextManager[None]:
+def given_the_first(model: Any, sources: Sequence[Tensor]) -> AbstractContextManager[None]:
     """Let a model that needs a source say texts of the first."""
     return model.given(sources[0]) if sources else nullcontext()
 

@@ -12,10 +12,10 @@ import torch
 from ...engines import ExportError, Masks
 from ...engines.errors import first_line, one_line
 from ..families.shape import ModelShape, refuse_unsupported, shape_of
-from ..families.table import BEHIND_SOURCES, REFUSED
+from ..families.table import REFUSED, WITH_SOURCES
 from ..families.text_models import OTHERS, READS_MORE, UNSCALED, WEIGHT_NAMES, text_config_of
 from ..quantised import Dequantised, Kept, how_quantised, rounds_activations
-from ..sources.behind_source import BehindSource
+from ..sources.with_source import WithSource
 from ..special import mend
 from .finding import GGUF, SMALL_FILES, download, gguf_file, read_config
 from .gguf_files import UNQUANTISED, forget, main_type, parsed_once
@@ -137,7 +137,7 @@ def _open_checkpoint(name: str) -> Checkpoint:
     _refuse_dtype(name, fields)
     quantised = how_quantised(name, fields)
     config = _typed_config(name, path)
-    if quantised is not None and config.model_type in BEHIND_SOURCES:
+    if quantised is not None and config.model_type in WITH_SOURCES:
         raise ExportError(
             f"checkpoint {name} is a quantised encoder-decoder, expected one as it was trained; --weights quantises it"
         )
@@ -241,7 +241,7 @@ def load_model(checkpoint: Checkpoint, dtype: str, vocab_size: int = 0) -> Any:
     if checkpoint.lora is not None:
         model = merged(model, checkpoint.lora)
     if source is not None:
-        model = BehindSource(model)
+        model = WithSource(model)
     if vocab_size > checkpoint.shape.vocab_size:
         add_unknown_tokens(model, vocab_size)
     return model.eval()

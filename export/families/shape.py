@@ -15,7 +15,7 @@ from ...engines import (
     source_states,
 )
 from ..tracing.recurrent import Layer, layers_in
-from .table import BEHIND_SOURCES, RECURRENT_FAMILIES, REFUSED, WORKS
+from .table import RECURRENT_FAMILIES, REFUSED, WITH_SOURCES, WORKS
 from .text_models import READS_MORE
 
 STATIC_ROTARY = (
@@ -100,7 +100,7 @@ def refuse_unsupported(name: str, fields: dict[str, Any]) -> None:
         )
     if fields.get("auto_map") and kind not in WORKS:  # the type that transformers knows by itself is enough
         raise ExportError(f"checkpoint {name} ({kind}) needs its own Python code (auto_map), which is never run")
-    if fields.get("is_encoder_decoder") and kind in WORKS and kind not in BEHIND_SOURCES:
+    if fields.get("is_encoder_decoder") and kind in WORKS and kind not in WITH_SOURCES:
         raise ExportError(f"checkpoint {name} ({kind}) says that it is an encoder-decoder, which its type never is")
     if kind not in WORKS and kind not in READS_MORE:
         reason = REFUSED.get(str(kind), "this version does not know it")
@@ -110,7 +110,7 @@ def refuse_unsupported(name: str, fields: dict[str, Any]) -> None:
         )
     heads = ["ForCausalLM", "LMHeadModel", *(["ForConditionalGeneration"] if kind in READS_MORE else ())]
     expected = "a causal LM"
-    if kind in BEHIND_SOURCES:
+    if kind in WITH_SOURCES:
         heads = ["ForConditionalGeneration", "MTModel", "T5WithLMHeadModel"]
         expected = "an encoder-decoder"
     if not architecture.endswith(tuple(heads)):
@@ -119,7 +119,7 @@ def refuse_unsupported(name: str, fields: dict[str, Any]) -> None:
 
 def shape_of(name: str, config: Any) -> ModelShape:
     """Read the shape of a supported configuration; what would make cached rows wrong is refused by name."""
-    if config.model_type in BEHIND_SOURCES:
+    if config.model_type in WITH_SOURCES:
         return _shape_with_source(config)
     refuse_moving_positions(name, config, MOVING_ROTARY)
     if getattr(config, "add_cross_attention", False):

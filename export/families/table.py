@@ -22,7 +22,7 @@ _RECURRENT = """
 """
 
 # Decoders with an encoder, which reads a source.
-_BEHIND_SOURCES = """
+_WITH_SOURCES = """
     bart blenderbot blenderbot-small m2m_100 marian mbart mt5 pegasus plbart t5 umt5 whisper
 """
 
@@ -77,6 +77,6 @@ _REFUSED = {
 }
 
 RECURRENT_FAMILIES = tuple(_RECURRENT.split())
-BEHIND_SOURCES = tuple(_BEHIND_SOURCES.split())
-WORKS = tuple(sorted((*_WORKS.split(), *RECURRENT_FAMILIES, *BEHIND_SOURCES)))
+WITH_SOURCES = tuple(_WITH_SOURCES.split())
+WORKS = tuple(sorted((*_WORKS.split(), *RECURRENT_FAMILIES, *WITH_SOURCES)))
 REFUSED = {kind: reason for reason, kinds in _REFUSED.items() for kind in kinds.split()}

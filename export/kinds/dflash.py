@@ -31,7 +31,7 @@ from .check_blocks import LARGEST, said_in_blocks
 from .files import filled
 from .heads import Compare, HeadCheckpoint, HeadKind, Wire
 from .layers import LAYER_FIELDS, MEANINGLESS, layer_config
-from .slots import SlotHead, behind_the_first, draft_vocabulary, ends_of, mask_token_of, scale_of
+from .slots import SlotHead, after_the_first, draft_vocabulary, ends_of, mask_token_of, scale_of
 
 IDS = "aux_hidden_state_layer_ids"
 OWN_FIELDS = {
@@ -201,7 +201,7 @@ class TracedBlocks(nn.Module):
         in_block = masks | torch.cat([masks[:, 1:], torch.zeros_like(masks[:, :1])], 1)
         within = in_block[:, :, None] & in_block[:, None, :]
         cache = ScatterCache(Places(start, depths, ancestors | within, depths), by_layer(past))
-        mask = seen_by(input_ids.shape[1], past[0].shape[2], cache.places, behind_the_first)
+        mask = seen_by(input_ids.shape[1], past[0].shape[2], cache.places, after_the_first)
         positions = (start[:, None] + depths - 1).clamp(min=0)
         normed = only_rows(logit_rows, self.head.states(input_ids, past_hidden, positions, in_block, mask, cache))
         return (self.head.logits(normed).float(), normed, *cache.kept.values())

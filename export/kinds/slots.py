@@ -51,7 +51,7 @@ class SlotHead(Head):
             attention_mask=None,
             cache=cache,
             position_ids=position_ids,
-            and_mask_function=behind_the_first,
+            and_mask_function=after_the_first,
         )
         return self._run(input_ids, features, position_ids, mask, cache)
 
@@ -168,5 +168,5 @@ def draft_vocabulary(name: str, tensors: Mapping[str, Tensor], vocab: int) -> Te
     return torch.full((vocab,), count).scatter_(0, ids, torch.arange(count))
 
 
-def behind_the_first(batch: Any, head: Any, query: Tensor, key: Tensor) -> Tensor:
+def after_the_first(batch: Any, head: Any, query: Tensor, key: Tensor) -> Tensor:
     return query.clamp(max=1) <= key  # the first place sees itself: seeing nothing, it would have no number at all

@@ -25,10 +25,10 @@ def absorb_lines(model: ir.Model) -> int:
         return 0
     call, answers = _Call(graph, inputs), {}
     for answer in [value for node in graph for value in node.outputs if _mark(value) == ANSWER]:
-        nodes, marks = _behind_marks(answer)
+        nodes, marks = _marks_before(answer)
         answers[marks[KEYS]] = answer, nodes, marks
     for state in states:
-        nodes, marks = _behind_marks(state)
+        nodes, marks = _marks_before(state)
         answer, more, others = answers[marks[KEYS]]
         past = inputs[str(state.name).replace(STATE, PAST, 1)]
         made: Sequence[ir.Value] = [answer, state]
@@ -52,7 +52,7 @@ def _mark(value: ir.Value) -> str:
     return str(value.name).partition(".")[0]
 
 
-def _behind_marks(value: ir.Value) -> tuple[set[ir.Node], dict[str, ir.Value]]:
+def _marks_before(value: ir.Value) -> tuple[set[ir.Node], dict[str, ir.Value]]:
     """Return the nodes that a value is made by, back to marked values, and these."""
     nodes, marks, waiting = set[ir.Node](), dict[str, ir.Value](), [value]
     while waiting:

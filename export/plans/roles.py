@@ -80,7 +80,7 @@ def roles(
         return found
     first = dict.fromkeys(drafts, 2) | {name: k + 1 for name, contract in heads.items() if contract.cache_names}
     for name, own in masks.items():
-        found.append(Role("masks", name, k + 1 + own.behind(k), k, options.batch))
+        found.append(Role("masks", name, k + 1 + own.reads(k), k, options.batch))
         if name in heads:
             first.pop(name)
             if prefill:

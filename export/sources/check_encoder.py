@@ -9,12 +9,12 @@ from torch import Tensor
 
 from ...engines import EncoderContract, Engine, open_engine, output_name
 from ..checking.check import Errors, in_float32
-from .behind_source import BehindSource
+from .with_source import WithSource
 
 Made = list[dict[str, list[Tensor]]]  # of each source, what each model makes of it
 
 
-def encoder_reference(models: Mapping[str, BehindSource], sources: Sequence[Mapping[str, Tensor]]) -> Made:
+def encoder_reference(models: Mapping[str, WithSource], sources: Sequence[Mapping[str, Tensor]]) -> Made:
     """Compute what the checkpoints make of each source by itself."""
     first = next(iter(models.values()))
     heard = [first.hears(source) for source in sources]

@@ -11,14 +11,14 @@ from transformers import Cache, EncoderDecoderCache
 from ...engines import SOURCE, Contract, EncoderContract
 from ..families.shape import SourceShape
 from ..tracing.cache import Places
-from .behind_source import BehindSource
 from .traced import biases_of, placed, seen_of
+from .with_source import WithSource
 
 
 class TracedEncoder(nn.Module):
     """`(source_ids, source_length) -> (…)` or `(sound) -> (…)`: the states of each model that it feeds, in order."""
 
-    def __init__(self, models: Sequence[BehindSource]) -> None:
+    def __init__(self, models: Sequence[WithSource]) -> None:
         super().__init__()
         self.models: Any = nn.ModuleList(models)
         self.encoder: Any = models[0].encoder
@@ -116,7 +116,7 @@ def encoder_contract(shape: SourceShape, models: Mapping[str, Contract], vocab_s
     return EncoderContract(feeds, vocab_size, shape.longest, dtype, shape.sound)
 
 
-def shared_encoders(models: Mapping[str, BehindSource]) -> list[list[str]]:
+def shared_encoders(models: Mapping[str, WithSource]) -> list[list[str]]:
     """Put the models together whose encoders are one: every weight of them is the same."""
     groups: list[list[str]] = []
     for name, model in models.items():

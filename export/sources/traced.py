@@ -13,7 +13,7 @@ from ...engines import SOURCES
 from ..tracing.cache import Places, ScatterCache
 from ..tracing.modules import TracedModel, positions_of_entries
 from ..tracing.swapping import Factor, swapped
-from .behind_source import BehindSource
+from .with_source import WithSource
 
 FACTORS = ("embed_scale", "model_dim")  # of embeddings, and by T5 of what its vocabulary is asked about
 
@@ -39,14 +39,14 @@ class TwoCaches(EncoderDecoderCache):  # type: ignore[misc]
         return self.places
 
 
-class TracedBehindSource(TracedModel):
+class TracedWithSource(TracedModel):
     """`(input_ids, start, depths, ancestors, logit_rows, source_length, past_…) -> (logits, present_…)`.
 
     `source_length` is there if the rows of a call may have sources of unlike lengths. Of the states, those of a source
     are only read.
     """
 
-    def __init__(self, model: BehindSource, positions: int, names: Sequence[str], capabilities: Sequence[str]) -> None:
+    def __init__(self, model: WithSource, positions: int, names: Sequence[str], capabilities: Sequence[str]) -> None:
         super().__init__(model, positions, {}, names)
         self.ragged, self.biases = SOURCES in capabilities, biases_of(model.decoder)
 

@@ -10,10 +10,10 @@ from ...engines import Contract, EncoderEntry
 from ...engines.bundle import ENCODER, GRAPH, TARGET, WEIGHTS
 from ..checkpoints.checkpoint import Checkpoint, load_model
 from ..passes.quantise import Quantisation
-from ..sources.behind_source import BehindSource
 from ..sources.check_encoder import check_encoder, encoder_reference
 from ..sources.encoder import TracedEncoder, encoder_contract, shared_encoders
 from ..sources.examples import example_sources
+from ..sources.with_source import WithSource
 from .graph import build_graph, write_graph
 from .report import EncoderReport
 
@@ -41,7 +41,7 @@ def export_encoders(
 def _export_encoder(
     roles: list[str],
     checkpoint: Checkpoint,
-    models: dict[str, BehindSource],
+    models: dict[str, WithSource],
     contracts: Mapping[str, Contract],
     folder: Path,
     weights: Quantisation,

@@ -22,8 +22,8 @@ from ..passes.rewriting import Rewrite, rewritten
 from ..passes.share_table import share_table
 from ..passes.simplify import simplify
 from ..passes.stack_heads import stack_heads
-from ..sources.behind_source import BehindSource
-from ..sources.traced import TracedBehindSource
+from ..sources.traced import TracedWithSource
+from ..sources.with_source import WithSource
 from ..special import ready_to_trace
 from ..tracing.cache import OPSET
 from ..tracing.decomposing import decomposed_in_place
@@ -92,8 +92,8 @@ def _traced(model: Any, contract: AnyContract, positions: int, features: Mapping
     if contract.of_kind(CALL):
         return model.traced()
     names = [one.name for one in contract.states]
-    if isinstance(model, BehindSource):
-        return TracedBehindSource(model, positions, names, contract.capabilities)
+    if isinstance(model, WithSource):
+        return TracedWithSource(model, positions, names, contract.capabilities)
     return (TracedRecurrent if contract.recurrent else TracedModel)(model, positions, features, names)
 
 

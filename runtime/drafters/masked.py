@@ -43,7 +43,7 @@ class Masked(OnePass):
             last = torch.ones(frame.batch, 1, dtype=torch.int64, device=device)
         else:
             tokens, start, last = window.tokens, window.start, window.last
-        ids = torch.zeros(frame.batch, tokens.shape[1] + self._masks.behind(most), dtype=torch.int64, device=device)
+        ids = torch.zeros(frame.batch, tokens.shape[1] + self._masks.reads(most), dtype=torch.int64, device=device)
         memory, rows = self.model.logits(frame.batch, k), torch.zeros(frame.batch, k, dtype=torch.int64, device=device)
         step = self.model.step(0, ids, start, memory, frame.entries_read, logit_rows=rows, since=frame.since)
         step = preceded(filling(self._masks, most, tokens, last, ids, rows), step)
@@ -59,7 +59,7 @@ def filling(masks: Masks, most: int, tokens: Tensor, last: Tensor, ids: Tensor, 
     device, width = ids.device, tokens.shape[1]
     places = counting(ids.shape[1], device)
     offsets = counting(rows.shape[1], device).clamp(max=most - 1) + masks.first
-    behind, no_mask = masks.behind(most), int(masks.token == 0)
+    behind, no_mask = masks.reads(most), int(masks.token == 0)
 
     def fill() -> None:
         beyond = places - last  # [A, W + …]

@@ -77,7 +77,7 @@ class Grammar:
         _require_words(words)
         return cls.lark(f"start: TEXT\nTEXT: {ANY_TEXT} & ~/(.|\\n)*({one_of(words)})(.|\\n)*/")
 
-    def behind_reasoning(self, marks: tuple[str, str], begun: bool) -> Self:
+    def after_reasoning(self, marks: tuple[str, str], begun: bool) -> Self:
         """Let the output be free between two marks, and bound by this grammar after them.
 
         The first mark is in the prompt if the reasoning has `begun` there; else there need be none.

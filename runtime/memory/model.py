@@ -83,7 +83,7 @@ class Model:
 
     def behind(self, proposals: int) -> int:
         """Return how many tokens after the last committed one its steps may read, to make so many proposals."""
-        return proposals + (0 if self._masks is None else self._masks.behind(proposals))
+        return proposals + (0 if self._masks is None else self._masks.reads(proposals))
 
     def logits(self, batch: int, rows: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return memory for logits [B, R, V]."""

@@ -17,7 +17,7 @@ from transformers.models.auto.modeling_auto import (
 from trt_spec.engines import ROW, EngineError, ExportError
 from trt_spec.engines.bundle import FUSED
 from trt_spec.export import export_bundle
-from trt_spec.export.families.table import BEHIND_SOURCES, RECURRENT_FAMILIES, REFUSED, WORKS
+from trt_spec.export.families.table import RECURRENT_FAMILIES, REFUSED, WITH_SOURCES, WORKS
 from trt_spec.export.families.text_models import READS_MORE
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.cli import main
@@ -82,7 +82,7 @@ def in_its_tier(kind: str) -> Any:
     [
         in_its_tier(kind)
         for kind in WORKS
-        if kind not in BEHIND_SOURCES  # which have tests of their own
+        if kind not in WITH_SOURCES  # which have tests of their own
     ],
 )
 def test_a_family_passes_the_check_and_its_greedy_text_is_transformers(tmp_path: Path, kind: str) -> None:

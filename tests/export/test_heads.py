@@ -108,7 +108,7 @@ def test_the_check_of_a_head_bites(fault: str, target: Path, teacher: Any, tmp_p
             return torch.cat([own, torch.full_like(said[..., own.shape[-1] :], UNKNOWN)], -1)
         return said.index_select(-1, self.places.clamp(max=VOCAB - 1)) if fault == "map applied twice" else said
 
-    seen = "trt_spec.export.kinds.slots.behind_the_first"
+    seen = "trt_spec.export.kinds.slots.after_the_first"
     everything = (lambda batch, head, query, key: key >= 0) if fault == "sees the first place" else None
     with quiet_libraries(), patch.object(Eagle3, "forward", faulty), patch.object(Eagle3, "logits", mapped):
         if everything is None:

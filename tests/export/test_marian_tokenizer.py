@@ -17,7 +17,7 @@ from trt_spec.export.pipeline import SAMPLE
 from trt_spec.runtime import Decoder, SamplingParams
 
 from ..kit.bundles import export_pair
-from ..kit.source_models import tiny_behind_source
+from ..kit.source_models import tiny_with_source
 
 LINES = SAMPLE.read_text().splitlines()
 FOREIGN = [line.replace("s", "ß").replace("a", "ä").replace("the", "日本 語") for line in LINES]
@@ -44,7 +44,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train(folder, "target", FOREIGN)
     both = [*pieces_of(folder / "source.spm"), *pieces_of(folder / "target.spm")]
     pieces = dict.fromkeys(["<unk>", "</s>", "<pad>", *both, ">>fra<<"])
-    path = tiny_behind_source("marian", folder / "checkpoint", vocab_size=len(pieces))
+    path = tiny_with_source("marian", folder / "checkpoint", vocab_size=len(pieces))
     (path / "tokenizer.json").unlink()
     for name in ("source.spm", "target.spm"):
         shutil.copy(folder / name, path)

@@ -12,24 +12,24 @@ from onnx import numpy_helper
 from trt_spec.engines import Bundle, BundleError, EngineError, ExportError
 from trt_spec.export import export_bundle
 from trt_spec.export.checkpoints.checkpoint import open_checkpoint
-from trt_spec.export.families.table import BEHIND_SOURCES
+from trt_spec.export.families.table import WITH_SOURCES
 from trt_spec.export.writing import encoders as export_encoders
 from trt_spec.runtime import Decoder, SamplingParams
 
 from ..engines.parity import assert_engine_agrees
 from ..kit.bundles import Pair, export_pair
 from ..kit.families import tiny_checkpoint
-from ..kit.source_models import END, example_sources, said_by_transformers, tiny_behind_source, writer
+from ..kit.source_models import END, example_sources, said_by_transformers, tiny_with_source, writer
 
 TOKENS = 24
 
 
 @pytest.mark.parametrize(
     ("kind", "count"),
-    [("t5", 8), ("whisper", 8), *(pytest.param(kind, 50, marks=pytest.mark.exhaustive) for kind in BEHIND_SOURCES)],
+    [("t5", 8), ("whisper", 8), *(pytest.param(kind, 50, marks=pytest.mark.exhaustive) for kind in WITH_SOURCES)],
 )
 def test_a_family_passes_the_check_and_its_greedy_texts_are_transformers(tmp_path: Path, kind: str, count: int) -> None:
-    checkpoint = tiny_behind_source(kind, tmp_path / "checkpoint")
+    checkpoint = tiny_with_source(kind, tmp_path / "checkpoint")
     report = export_bundle(checkpoint, tmp_path / "bundle")
     for entry in (report.models[0].entry, report.encoders[0].entry):
         # float32 rounding, of both sides: of mT5's logits torch's own are off by 1.5e-4 of that from those in float64
@@ -48,13 +48,13 @@ def test_a_family_passes_the_check_and_its_greedy_texts_are_transformers(tmp_pat
 
 
 def test_a_decoder_may_be_deeper_than_its_encoder(tmp_path: Path) -> None:
-    checkpoint = open_checkpoint(tiny_behind_source("t5", tmp_path / "checkpoint", num_decoder_layers=3))
+    checkpoint = open_checkpoint(tiny_with_source("t5", tmp_path / "checkpoint", num_decoder_layers=3))
     assert checkpoint.shape.contract(64, "float32").layers == 3
 
 
 @pytest.mark.exhaustive
 def test_the_graph_of_a_decoder_that_is_deeper_passes_its_check(tmp_path: Path) -> None:
-    checkpoint = tiny_behind_source("t5", tmp_path / "checkpoint", num_decoder_layers=3)
+    checkpoint = tiny_with_source("t5", tmp_path / "checkpoint", num_decoder_layers=3)
     entry = export_bundle(checkpoint, tmp_path / "bundle").models[0].entry
     assert entry.contract.layers == 3
     assert entry.check["worst_error"] < 2e-4 * max(1.0, entry.check["logit_std"])
@@ -63,7 +63,7 @@ def test_the_graph_of_a_decoder_that_is_deeper_passes_its_check(tmp_path: Path) 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["bart", "m2m_100", "marian", "t5", "umt5", "whisper"])
 def test_no_factor_of_hidden_states_is_rounded_to_bfloat16(tmp_path: Path, kind: str) -> None:
-    checkpoint = tiny_behind_source(kind, tmp_path / "checkpoint")
+    checkpoint = tiny_with_source(kind, tmp_path / "checkpoint")
     report = export_bundle(checkpoint, tmp_path / "bundle", dtype="bfloat16")
     for entry in (report.models[0].entry, report.encoders[0].entry):
         assert entry.check["worst_error"] < 2e-4  # rounded, they would move logits by ten times as much
@@ -77,7 +77,7 @@ def test_drafts_share_the_encoder_of_their_target_if_it_is_the_same(t5: Path) ->
 
 
 def test_a_search_that_its_makers_recommend_is_said(tmp_path: Path) -> None:
-    checkpoint = tiny_behind_source("bart", tmp_path / "checkpoint")
+    checkpoint = tiny_with_source("bart", tmp_path / "checkpoint")
     settings = json.loads((checkpoint / "generation_config.json").read_text())
     settings |= {"num_beams": 4, "no_repeat_ngram_size": 3}
     (checkpoint / "generation_config.json").write_text(json.dumps(settings))
@@ -89,7 +89,7 @@ def test_a_search_that_its_makers_recommend_is_said(tmp_path: Path) -> None:
 
 
 def test_an_encoder_that_computes_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint = tiny_behind_source("t5", tmp_path / "checkpoint")
+    checkpoint = tiny_with_source("t5", tmp_path / "checkpoint")
     write = export_encoders.write_graph
 
     def wrong(graph, folder: Path) -> None:
@@ -115,7 +115,7 @@ def test_an_encoder_that_computes_something_else_is_refused(tmp_path: Path, monk
 )
 def test_a_draft_with_another_kind_of_source_is_refused(tmp_path: Path, target: str, draft: str, reason: str) -> None:
     made = [
-        tiny_checkpoint(kind, tmp_path / kind) if kind == "llama" else tiny_behind_source(kind, tmp_path / kind)
+        tiny_checkpoint(kind, tmp_path / kind) if kind == "llama" else tiny_with_source(kind, tmp_path / kind)
         for kind in (target, draft)
     ]
     with pytest.raises(ExportError, match=reason):
@@ -133,7 +133,7 @@ def test_a_bundle_whose_model_lacks_its_encoder_is_refused(t5: Path, tmp_path: P
 def forced(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """A model whose makers force the end of texts that become as long as they may."""
     folder = tmp_path_factory.mktemp("forced")
-    checkpoint = tiny_behind_source("bart", folder / "checkpoint")
+    checkpoint = tiny_with_source("bart", folder / "checkpoint")
     settings = json.loads((checkpoint / "generation_config.json").read_text()) | {"forced_eos_token_id": END}
     (checkpoint / "generation_config.json").write_text(json.dumps(settings))
     return export_pair(checkpoint, folder / "bundle")

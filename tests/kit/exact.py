@@ -78,7 +78,7 @@ def exact_distribution(
             for row, prefix in enumerate(prefixes)
             for token in range(vocab)
         }
-    behind_the_first: Counter[tuple[int, ...]] = Counter()
+    after_the_first: Counter[tuple[int, ...]] = Counter()
     for tokens, probability in joint.items():
-        behind_the_first[tokens[1:]] += probability
-    return behind_the_first
+        after_the_first[tokens[1:]] += probability
+    return after_the_first

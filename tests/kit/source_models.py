@@ -36,7 +36,7 @@ OURS = SIZES | {
 }
 
 
-def tiny_behind_source(kind: str, path: Path, seed: int = 0, **settings: Any) -> Path:
+def tiny_with_source(kind: str, path: Path, seed: int = 0, **settings: Any) -> Path:
     """Write two layers of encoder and decoder whose text depends on the source."""
     known = CONFIG_MAPPING[kind]
     fields = set(known().to_dict()) | set(known.attribute_map)
@@ -76,7 +76,7 @@ def tiny_listener(path: Path, seed: int = 0, *, multilingual: bool = True, **set
     ids = {name: WORDS + place for place, name in enumerate(SPECIAL)}
     size = WORDS + len(SPECIAL) + TIMES
     end, start = ids["endoftext"], ids["startoftranscript"]
-    tiny_behind_source("whisper", path, seed, vocab_size=size, eos_token_id=end, bos_token_id=end, **settings)
+    tiny_with_source("whisper", path, seed, vocab_size=size, eos_token_id=end, bos_token_id=end, **settings)
     tokenizer = json.loads((path / "tokenizer.json").read_text())
     tokenizer["model"]["vocab"] = {f"{chr(0x4E00 + place)}": place for place in range(WORDS)}
     tokenizer["model"]["merges"], tokenizer["pre_tokenizer"], tokenizer["decoder"] = [], None, {"type": "Fuse"}

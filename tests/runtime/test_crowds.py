@@ -148,7 +148,7 @@ def test_texts_by_two_lines(llama: Pair, total_variation: float) -> None:
 
 
 @pytest.mark.parametrize("total_variation", SIZES)
-def test_texts_behind_sources(t5: Path, total_variation: float) -> None:
+def test_texts_with_sources(t5: Path, total_variation: float) -> None:
     """Every other draft of the bundle has or lacks an encoder of its own."""
     model, longest = AutoModelForSeq2SeqLM.from_pretrained(t5.parent / "target", dtype=torch.float32).eval(), 128
     prompts = [[0] for _ in range(needed(total_variation) // (longest - 32) + 1)]

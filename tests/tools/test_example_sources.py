@@ -7,7 +7,7 @@ from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.example_sources import PromptedDecoder, SourcedDecoder, example_source
 
 from ..kit.bundles import export_pair
-from ..kit.source_models import tiny_behind_source
+from ..kit.source_models import tiny_with_source
 
 FEW = SamplingParams(max_new_tokens=8, min_tokens=8)
 
@@ -15,7 +15,7 @@ FEW = SamplingParams(max_new_tokens=8, min_tokens=8)
 @pytest.fixture(scope="module", params=["t5", "whisper"])
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
-    return export_pair(tiny_behind_source(request.param, folder / "checkpoint"), folder / "bundle").bundle
+    return export_pair(tiny_with_source(request.param, folder / "checkpoint"), folder / "bundle").bundle
 
 
 def test_a_text_has_the_source_that_its_first_token_stands_for(bundle: Path) -> None:
@@ -46,7 +46,7 @@ def test_a_decoder_alone_is_asked_as_ever(llama) -> None:
             assert decoder.submit([5, 9], FEW).source is None
 
 
-def test_bench_and_tune_measure_behind_sources(run, bundle: Path) -> None:
+def test_bench_and_tune_measure_with_sources(run, bundle: Path) -> None:
     few = ("--max-new-tokens", 4, "--repeats", 1, "--draft-lengths", "0,2", "--drafter", "lookup")
     measured = run("bench", "--bundle", bundle, *few)
     assert measured.code == 0, measured.err

@@ -96,7 +96,7 @@ def train_telegrams(
     def train_one(name: str, model: Any, size: Size, steps: int, rate: float, seed: int) -> Any:
         batches = Telegrams(tokenizer, learned, batch, seed)
         state = State(folder / name, Settings(str(size), digest(sentences), steps, batch, seed, device), model)
-        train(name, model.to(device), behind_telegrams(model), batches, steps, rate, kept=state)
+        train(name, model.to(device), on_telegrams(model), batches, steps, rate, kept=state)
         return model
 
     with quiet_libraries():
@@ -179,7 +179,7 @@ def side_by_side(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
     return padded.view(2, len(telegrams), -1)
 
 
-def behind_telegrams(model: Any) -> Loss:
+def on_telegrams(model: Any) -> Loss:
     def loss(pairs: Tensor) -> Tensor:
         telegrams, sentences = pairs
         labels = sentences.masked_fill(sentences == 0, -100)

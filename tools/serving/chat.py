@@ -134,7 +134,7 @@ async def conversation_of(service: Service, body: ChatBody, most: int) -> Conver
         return Conversation(prompt, asked, tools.reader)
     begun = has_begun(service.decoder.tokenizer.decode(prompt[-END_TOKENS:], skip_special_tokens=False), marks)
     if asked is not None:
-        asked = RequestedGrammar(asked.field, asked.grammar.behind_reasoning(marks, begun))
+        asked = RequestedGrammar(asked.field, asked.grammar.after_reasoning(marks, begun))
     return Conversation(prompt, asked, lambda: ReasoningReader(tools.reader(), marks, begun))
 
 

@@ -9,7 +9,7 @@ import torch
 from trt_spec.engines.torch import TorchEngine
 from trt_spec.engines.torch.kernels import LAUNCHES
 from trt_spec.export import export_bundle
-from trt_spec.export.families.table import BEHIND_SOURCES, WORKS
+from trt_spec.export.families.table import WITH_SOURCES, WORKS
 
 from ...kit.bundles import Pair
 from ...kit.families import tiny_checkpoint
@@ -28,7 +28,7 @@ def test_in_a_target_and_its_draft(llama: Pair) -> None:
 
 
 @pytest.mark.families
-@pytest.mark.parametrize("kind", [kind for kind in WORKS if kind not in BEHIND_SOURCES])
+@pytest.mark.parametrize("kind", [kind for kind in WORKS if kind not in WITH_SOURCES])
 def test_in_every_family(tmp_path: Path, kind: str) -> None:
     export_bundle(tiny_checkpoint(kind, tmp_path / "checkpoint"), tmp_path / "bundle", check=False)
     assert_kernels_read_what_is_there(tmp_path / "bundle", COPIED.get(kind, frozenset()))

@@ -26,7 +26,7 @@ from trt_spec.engines import SLACK, TOKEN, Bundle, EngineError, ExportError, lin
 from trt_spec.engines.tensorrt import PlanKey, read_plan
 from trt_spec.export import export_bundle
 from trt_spec.export.checking.scenarios import RowCall, random_tree
-from trt_spec.export.families.table import BEHIND_SOURCES, WORKS
+from trt_spec.export.families.table import WITH_SOURCES, WORKS
 from trt_spec.export.passes.pack_queries import pack_queries
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.export.plans import build, compiler
@@ -42,7 +42,7 @@ from ...kit.families import tiny_checkpoint
 from ...kit.machine_faults import no_file_larger_than
 from ...kit.models import tiny_llama
 from ...kit.quantised_models import KINDS, write_quantised
-from ...kit.source_models import tiny_behind_source
+from ...kit.source_models import tiny_with_source
 from ...kit.toys import Toy
 from .forms import forms, forms_of_plan
 
@@ -609,7 +609,7 @@ def compile_all_roles(bundle: Bundle, folder: Path, **settings: Any) -> None:
 
 
 def in_half_precision(kind: str, folder: Path) -> Bundle:
-    make = tiny_behind_source if kind in BEHIND_SOURCES else tiny_checkpoint
+    make = tiny_with_source if kind in WITH_SOURCES else tiny_checkpoint
     checkpoint = make(kind, folder / "checkpoint")
     dtype = "bfloat16" if kind in ("llama", "gemma2") else "float16"
     return Bundle.open(export_pair(checkpoint, folder / "bundle", max_length=64, dtype=dtype).bundle)

@@ -12,13 +12,13 @@ from trt_spec.tools.certificate.probe import Probes
 from trt_spec.tools.certificate.subject import Finding, Subject
 
 from ...kit.bundles import export_pair
-from ...kit.source_models import noisy_copy, tiny_behind_source
+from ...kit.source_models import noisy_copy, tiny_with_source
 
 
 @pytest.fixture(scope="module", params=["t5", "whisper"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
-    target = tiny_behind_source(request.param, folder / "target")
+    target = tiny_with_source(request.param, folder / "target")
     draft = noisy_copy(request.param, target, folder / "draft", 0.1, encoder=False)
     export_pair(target, folder / "bundle", draft)
     return folder

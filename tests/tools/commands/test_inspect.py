@@ -6,7 +6,7 @@ from trt_spec.engines import SOURCE, Bundle
 from trt_spec.runtime import Decoder, SamplingParams
 
 from ...kit.bundles import export_pair
-from ...kit.source_models import tiny_behind_source
+from ...kit.source_models import tiny_with_source
 from ..conftest import assert_refused
 
 
@@ -80,7 +80,7 @@ def test_a_folder_that_is_no_bundle_is_refused(run, tmp_path):
 
 
 def test_encoders_and_what_sources_take_are_shown(run, tmp_path):
-    export_pair(tiny_behind_source("t5", tmp_path / "checkpoint"), tmp_path / "bundle")
+    export_pair(tiny_with_source("t5", tmp_path / "checkpoint"), tmp_path / "bundle")
     found = json.loads(run("inspect", tmp_path / "bundle", "--batch", 2, "--json").out)
     encoder, memory = found["encoders"]["encoder"], found["memory"]
     assert (encoder["feeds"], encoder["longest"]) == (["target"], 2048)

@@ -15,7 +15,7 @@ from trt_spec.tools.transcripts import FORMATS
 
 from ...kit.bundles import export_pair
 from ...kit.sounds import wav
-from ...kit.source_models import tiny_behind_source, tiny_listener
+from ...kit.source_models import tiny_listener, tiny_with_source
 from ..conftest import assert_refused
 
 
@@ -111,7 +111,7 @@ def test_a_bundle_that_does_not_hear_is_refused(run, llama, listener):
 
 
 def test_generate_stands_behind_a_source(run, tmp_path):
-    export_pair(tiny_behind_source("t5", tmp_path / "checkpoint"), tmp_path / "bundle")
+    export_pair(tiny_with_source("t5", tmp_path / "checkpoint"), tmp_path / "bundle")
     (tmp_path / "source").write_text("abc")
     few = ("--bundle", tmp_path / "bundle", "--max-new-tokens", 8, "--ignore-eos")
     with Decoder.open(tmp_path / "bundle") as decoder:

@@ -11,7 +11,7 @@ from trt_spec.runtime import Decoder
 
 from ...kit.beams import OF_FIFTY, SETTINGS, assert_theirs, found, ours, theirs
 from ...kit.bundles import export_pair
-from ...kit.source_models import END, example_sources, tiny_behind_source, writer
+from ...kit.source_models import END, example_sources, tiny_with_source, writer
 
 TOKENS = 20
 FORCED = 7
@@ -48,7 +48,7 @@ def test_fifty_sources_of_each_number_of_beams(t5: Path) -> None:
 
 
 def test_a_token_that_the_model_is_made_to_begin_with_counts_in_the_length_of_a_text(tmp_path: Path) -> None:
-    checkpoint = tiny_behind_source("bart", tmp_path / "checkpoint")
+    checkpoint = tiny_with_source("bart", tmp_path / "checkpoint")
     settings = json.loads((checkpoint / "generation_config.json").read_text()) | {"forced_bos_token_id": FORCED}
     (checkpoint / "generation_config.json").write_text(json.dumps(settings))
     bundle = export_pair(checkpoint, tmp_path / "bundle", max_length=128).bundle

@@ -30,7 +30,7 @@ class _Elsewhere(nn.Module):
         self.main_input_name = main_input_name
 
 
-class BehindSource(nn.Module):
+class WithSource(nn.Module):
     """Its encoder is a module of its own, beside it: what is traced and counted here is the decoder."""
 
     def __init__(self, model: Any) -> None:
