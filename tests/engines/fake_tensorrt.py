@@ -156,7 +156,7 @@ class IRuntimeConfigRTX(IRuntimeConfig):
 class IExecutionContext:
     """Refuses what TensorRT refuses: unknown names, shapes outside the profile, addresses that are missing or apart.
 
-    And a token that sees nothing, to which TensorRT gives no numbers, and one behind the cache, which it writes all the
+    And a token that sees nothing, to which TensorRT gives no numbers, and one after the cache, which it writes all the
     same.
     """
 

@@ -354,7 +354,7 @@ def test_an_export_keeps_no_graph_that_the_library_here_does_not_know(
 
 
 def called(engine: Engine, starts: Sequence[int], tokens: Tensor, parents: Sequence[int], filled: int) -> list[Tensor]:
-    """The logits of a call, and the caches behind it, which held what `filled` draws."""
+    """The logits of a call, and the caches after it, which held what `filled` draws."""
     depths, ancestors = [0], torch.eye(len(parents) + 1, dtype=torch.bool)
     for node, parent in enumerate(parents, 1):
         depths.append(depths[parent] + 1)

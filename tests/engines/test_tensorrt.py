@@ -226,7 +226,7 @@ def test_padded_steps_leave_what_the_caches_hold_of_any_neighbour(
 
 
 def test_the_widest_steps_of_a_draft_end_within_its_cache(reading_trees: Path, library: FakeTensorRT) -> None:
-    """The stand-in refuses what lies behind it: a sequence may become as long as the bundle allows."""
+    """The stand-in refuses what lies after it: a sequence may become as long as the bundle allows."""
     length = Bundle.open(reading_trees).max_length
     prompts = [[5 + (i + row) % 7 for i in range(length - 20 - row)] for row in range(3)]
     params = [replace(RULES["coupled"], max_new_tokens=length - len(prompt)) for prompt in prompts]
@@ -287,7 +287,7 @@ def test_every_draft_runs_in_plans_of_its_own(planned: Path, library: FakeTensor
 def test_a_step_that_is_widened_runs_a_tree_and_continues_the_line_behind_it(
     planned: Path, library: FakeTensorRT
 ) -> None:
-    """From the first entry of an empty cache on: what is added behind the step sees only what is there."""
+    """From the first entry of an empty cache on: what is added after the step sees only what is there."""
     graph, contract = Bundle.open(planned).graph("target"), Bundle.open(planned).target.contract
     tokens, logits = torch.tensor([[5, 6, 7]]), []
     ancestors = torch.tensor([[[1, 0, 0], [1, 1, 0], [1, 0, 1]]], dtype=torch.bool)
@@ -490,7 +490,7 @@ def test_a_call_that_is_left_out_is_noticed_by_the_stand_in(planned: Path, libra
 
 def test_tokens_that_see_nothing_are_noticed_by_the_stand_in(planned: Path, library: FakeTensorRT) -> None:
     with (
-        patch.object(tensorrt, "line", lambda *_: {}),  # so what is added behind a step is all zero
+        patch.object(tensorrt, "line", lambda *_: {}),  # so what is added after a step is all zero
         pytest.raises(EngineError, match="a token sees nothing, not even itself"),
         open_decoder(planned) as decoder,
     ):

@@ -49,7 +49,7 @@ def test_logits_are_those_of_onnxruntime(pairs, family: str):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_trees_have_the_logits_of_onnxruntime(pairs, family: str):
-    """Alone and in a batch of different ones, each behind the accepted path of another."""
+    """Alone and in a batch of different ones, each after the accepted path of another."""
     assert_engine_agrees(pairs(family).bundle, write=write_trees)
 
 

@@ -35,7 +35,7 @@ class Double:
 
 
 def along(path: list[int], state: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what transformers answers at the end of each token on the way [B, H, S, dv], and the state behind it."""
+    """Return what transformers answers at the end of each token on the way [B, H, S, dv], and the state after it."""
     query, keys, values, decays, rates = (each[:, :, path].double().transpose(1, 2) for each in inputs)
     decays = decays.expand(keys.shape)
     answers, after = modeling.recurrent_kimi_delta_attention(

@@ -201,7 +201,7 @@ def test_a_head_of_the_last_hidden_state_reads_it_behind_its_norm(target: Path, 
 def test_overlap_is_that_of_slots_that_see_what_the_runtime_shows_them(
     target: Path, teacher: Any, tmp_path: Path
 ) -> None:
-    """By hand: each slot alone, behind all that the target has read, and the second behind the first's own state."""
+    """By hand: each slot alone, after all that the target has read, and the second after the first's own state."""
 
     found = loaded(eagle3_head(tmp_path / "head", target, scale=0.3), target, teacher)
     head, wiring = found.module, found.module.wiring

@@ -37,7 +37,7 @@ def theirs(asked: dict[str, Any], tokens: int) -> dict[str, Any]:
 
 
 def found(output: Any, before: int, ends: Collection[int]) -> Found:
-    """Return transformers' texts behind so many tokens, without what fills them up, and their scores."""
+    """Return transformers' texts after so many tokens, without what fills them up, and their scores."""
     texts = []
     for text in output.sequences.tolist():
         said = text[before:]

@@ -34,7 +34,7 @@ class Drafted(Protocol):
     def distributions(
         self, tokens: list[int], features: torch.Tensor, paths: list[list[int]], committed: int
     ) -> list[torch.Tensor]:
-        """Return its distribution behind each of these paths of proposals, after `tokens`.
+        """Return its distribution after each of these paths of proposals, after `tokens`.
 
         The round before has committed so many of these; 0: there was none.
         """

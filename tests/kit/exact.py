@@ -39,7 +39,7 @@ SETTINGS = {
 
 
 def warpers_of(params: SamplingParams) -> LogitsProcessorList:
-    """What transformers does to scores for these parameters, behind biases and penalties."""
+    """What transformers does to scores for these parameters, after biases and penalties."""
     warpers = LogitsProcessorList([TemperatureLogitsWarper(params.temperature)])
     if params.top_k:
         warpers.append(TopKLogitsWarper(params.top_k))

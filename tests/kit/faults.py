@@ -136,7 +136,7 @@ def one_path_for_all(self: Any, start: Any, path: Any) -> None:
 
 
 def left_where_they_are(*_: Any) -> None:
-    """The entry of an accepted sibling is never moved behind the line."""
+    """The entry of an accepted sibling is never moved after the line."""
 
 
 def telling(change: Any) -> Any:

@@ -70,7 +70,7 @@ def entries(dtype: torch.dtype) -> list[Tensor]:
 
 
 def positions(dtype: torch.dtype, width: int) -> tuple[Any, ...]:
-    """Of tokens behind one that is told of, in two rows; some lie beyond the tables, and before them."""
+    """Of tokens after one that is told of, in two rows; some lie beyond the tables, and before them."""
     start = torch.tensor([3, 17], device=DEVICE)
     depths = torch.arange(-1, width, device=DEVICE).expand(2, -1) * torch.tensor([[2], [3]], device=DEVICE)
     return start - 4, depths, *(random(20, 24, dtype=dtype, seed=seed) for seed in range(2)), width

@@ -1,7 +1,7 @@
 """Whether texts are drawn from a model's distributions: each of their tokens, whatever stands before it.
 
 A model in torch says the distributions of all tokens of a text in one call. Let the tokens of a distribution lie one
-behind another on the line from 0 to 1, the likeliest first, each as long as it is likely. A point that is drawn evenly
+after another on the line from 0 to 1, the likeliest first, each as long as it is likely. A point that is drawn evenly
 within the token that was said lies evenly on the line, and tells nothing of the points before it, if that token was
 drawn from its distribution. So texts of any model, vocabulary and length are judged by the same statistics: how many
 points lie in each of PARTS parts of the line, and how those of tokens that stand so far APART go together.

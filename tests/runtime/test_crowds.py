@@ -1,7 +1,7 @@
 """Sampled texts of a crowd follow the target's distributions, whatever drafts and however short memory is.
 
 Requests begin alike, draft in ways and by rules of their own side by side, give up their places and go on to the end of
-their rows. Each of their tokens is judged by the distribution that transformers has behind all before it
+their rows. Each of their tokens is judged by the distribution that transformers has after all before it
 (kit/points.py), and so are pairs of tokens that stand 1, 2 and 3 apart.
 """
 

@@ -25,7 +25,7 @@ def test_wav_files_of_any_width_and_rate_are_the_same_tone(
     (tmp_path / "a.wav").write_bytes(wav(tone(rate), rate, width, channels))
     found, expected = read_sound(tmp_path / "a.wav"), torch.from_numpy(tone(RATE)).float()
     assert abs(len(found) - len(expected)) <= 1
-    inner = slice(400, 7600)  # before the first sample and behind the last there was silence
+    inner = slice(400, 7600)  # before the first sample and after the last there was silence
     assert float((found[inner] - expected[inner]).abs().max()) < (2e-2 if width == 1 else 2e-3)
 
 

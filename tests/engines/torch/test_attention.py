@@ -28,7 +28,7 @@ SMALL = {
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a model: its tokens branch as `shape` says, behind a tail of entries that branch as well."""
+    """A call of a model: its tokens branch as `shape` says, after a tail of entries that branch as well."""
 
     starts: tuple[int, ...] = (50,)
     width: int = 1

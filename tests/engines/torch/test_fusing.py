@@ -262,7 +262,7 @@ def kernels_of_a_layer(opened: TorchEngine, batch: int, width: int) -> list[tupl
 def test_a_layer_has_few_kernels(tmp_path: Path, kind: str, most_of_few: int, settings: dict[str, Any]) -> None:
     """As many as larger models of this form have, since sizes change none of them.
 
-    Gemma's second norms need all of a product's columns, so each is one kernel with the residual and the norm behind.
+    Gemma's second norms need all of a product's columns, so each is one kernel with the residual and the norm after.
     """
     checkpoint = tiny_checkpoint(kind, tmp_path / "checkpoint", num_hidden_layers=3, **settings)
     bundle = export_pair(checkpoint, tmp_path / "bundle", dtype="bfloat16").bundle

@@ -75,7 +75,7 @@ def test_a_gate(dtype: torch.dtype, activation: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [1, 5])
 def test_angles(dtype: torch.dtype, width: int) -> None:
-    """Nothing is read before a table or behind it."""
+    """Nothing is read before a table or after it."""
     given = positions(dtype, width)
     found, expected = kernel("angles", "angles")(*given), torch.ops.trt_spec.angles(*given)
     for own, theirs in zip(found, expected, strict=True):
@@ -97,7 +97,7 @@ def test_a_norm_of_heads_that_are_parts_of_one_product() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("first", [None, torch.float32, torch.bfloat16])
 def test_a_residual_and_a_norm(dtype: torch.dtype, first: torch.dtype | None) -> None:
-    """Before the norm, and behind another; the norm is that of the sum as it is stored."""
+    """Before the norm, and after another; the norm is that of the sum as it is stored."""
     residual, x = (random(2, 3, 100, dtype=dtype, seed=seed) for seed in range(2))
     scale = random(100, dtype=dtype, seed=2)
     before = None if first is None else random(100, dtype=first, seed=3)

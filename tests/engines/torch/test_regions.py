@@ -74,7 +74,7 @@ def test_the_repetitions_that_save_most_are_found(tokens: str, begins: list[int]
 
 
 def test_of_places_that_save_as_much_the_one_is_cut_where_the_fewest_values_cross() -> None:
-    tokens = "xabcabcabz"  # from the first a, from the b or from the c behind it
+    tokens = "xabcabcabz"  # from the first a, from the b or from the c after it
     assert repeats(tokens, NOTHING) == [1, 4, 7]
     assert repeats(tokens, [9, 9, 9, 9, 9, 1, 9, 9, 9, 9, 9]) == [2, 5, 8]
     assert repeats(tokens, [9, 9, 9, 9, 9, 9, 1, 9, 9, 9, 9]) == [3, 6, 9]

@@ -73,7 +73,7 @@ def test_a_draft_that_agrees_saves_passes_of_the_target(llama: Pair, tmp_path: P
         [plain] = decoder.generate([[7, 8, 9]], params, draft_length=0)
         [drafted] = decoder.generate([[7, 8, 9]], params, draft_length=4)
     assert drafted.token_ids == plain.token_ids
-    # The first step goes by the logits behind the prompt.
+    # The first step goes by the logits after the prompt.
     assert (plain.speculation.rounds, plain.speculation.passes_saved) == (TOKENS - 1, 0)
     assert drafted.speculation.rounds + drafted.speculation.passes_saved == TOKENS - 1
     assert drafted.speculation.passes_saved > TOKENS // 4
@@ -154,7 +154,7 @@ def test_short_searches_end_where_they_should(llama: Pair) -> None:
 
 
 def test_a_bias_is_added_to_log_probabilities(llama: Pair) -> None:
-    """transformers adds it behind the softmax, and so do beams."""
+    """transformers adds it after the softmax, and so do beams."""
     bias = {7: 2.0, 8: -3.0}
     with Decoder.open(llama.bundle) as decoder:
         params = ours({"num_beams": 4}, max_new_tokens=TOKENS, ignore_eos=True, logit_bias=bias)

@@ -47,7 +47,7 @@ def memory(headed: Headed, which: str) -> dict[str, Any]:
 def test_each_proposal_is_drawn_from_the_heads_distribution_over_the_targets_features(
     hybrids: Callable[[str], dict[str, Headed]], kind: str
 ) -> None:
-    """In lines and trees, beside copies, after rounds without it, behind a found prefix that ends at a snapshot."""
+    """In lines and trees, beside copies, after rounds without it, after a found prefix that ends at a snapshot."""
     for headed, which in zip(hybrids(kind).values(), ("prefixes", "short"), strict=True):
         worst, drawn = compared(headed, shared=SHARED, **memory(headed, which))
         assert drawn > ENOUGH

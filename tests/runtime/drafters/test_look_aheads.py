@@ -1,6 +1,6 @@
-"""PaSS: what the target says behind look-aheads in one round is what the next proposes by, and nothing else changes.
+"""PaSS: what the target says after look-aheads in one round is what the next proposes by, and nothing else changes.
 
-The oracle is the target in torch over the tokens up to the last round's root and the look-aheads behind them.
+The oracle is the target in torch over the tokens up to the last round's root and the look-aheads after them.
 """
 
 from collections.abc import Iterator

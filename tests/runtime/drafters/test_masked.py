@@ -1,4 +1,4 @@
-"""Drafts that say all tokens of a round in one pass propose by the distributions that they have behind masks.
+"""Drafts that say all tokens of a round in one pass propose by the distributions that they have after masks.
 
 The oracle is the draft in torch, asked anew for each round.
 """
@@ -35,7 +35,7 @@ class Masked:
     def distributions(
         self, tokens: list[int], features: torch.Tensor, paths: list[list[int]], committed: int
     ) -> list[torch.Tensor]:
-        """Return its distribution behind each of these paths of proposals, which it does not know, after `tokens`."""
+        """Return its distribution after each of these paths of proposals, which it does not know, after `tokens`."""
         most = max(map(len, paths))
         said = self.draft(torch.tensor([[*tokens, *[MASK] * most]])).logits[0, :, :VOCAB].softmax(-1)
         return [said[len(tokens) - 1 + len(path)] for path in paths]

@@ -90,7 +90,7 @@ def test_a_place_where_all_is_banned_is_dead_and_none_is_where_something_is_left
 
 
 def test_a_limit_met_in_proposals_that_are_rejected_leaves_no_trace(letters: Compiler) -> None:
-    """The vocabulary has no ñ, so that the matcher ends in an error behind b, and an error lasts."""
+    """The vocabulary has no ñ, so that the matcher ends in an error after b, and an error lasts."""
     guide = guide_of(letters, Grammar.regex("a(bñ|cd)"))
     fresh = guide_of(letters, Grammar.regex("a(bñ|cd)"))
     assert (guide.allowed([A, B], 1) == ANYTHING).all()

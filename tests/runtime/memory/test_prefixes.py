@@ -186,7 +186,7 @@ def test_a_watcher_knows_what_is_kept_and_from_what_it_was_made(
 ):
     """It can tell from what it was told alone what the next request will find, and never loses a block's parent.
 
-    Where layers are recurrent that ends where states were copied, and it is told of no block behind that.
+    Where layers are recurrent that ends where states were copied, and it is told of no block after that.
     """
     bundle, step = (hybrids("lfm2").bundle, EVERY) if recurrent else (llama.bundle, BLOCK_TOKENS)
     known: dict[bytes, Block] = {}

@@ -1,4 +1,4 @@
-"""Entries of a path that stands move behind one another, and no others."""
+"""Entries of an accepted path follow one another, and no others move."""
 
 import torch
 from trt_spec.engines import Contract, keys_and_values
@@ -6,7 +6,7 @@ from trt_spec.runtime.memory.row_cache import RowCache
 
 CONTRACT = Contract(2, 1, keys_and_values(2, 2, 4, "float32"), vocab_size=8, max_length=256, dtype="float32")
 STARTS = [3, 61, 30]
-PATHS = [[0, 1, 5, 0], [0, 4, 0, 0], [0, 1, 2, 6]]  # behind the last node: 0
+PATHS = [[0, 1, 5, 0], [0, 4, 0, 0], [0, 1, 2, 6]]  # after the last node: 0
 
 
 def test_the_path_lies_in_order_and_what_is_around_it_stays():

@@ -1,1 +1,1 @@
-"""Sources: what encoders read, and the rows that texts behind them have."""
+"""Sources: what encoders read, and the rows of texts that have one."""

@@ -69,7 +69,7 @@ def test_what_may_follow_is_tokenised_behind_the_text_and_leaves_it_as_it_is():
 
 
 def test_what_would_merge_with_the_last_token_is_tokenised_alone():
-    """The target has said that token, and says what comes behind it."""
+    """The target has said that token, and says what comes after it."""
     grown = GrowingTokens(SHIPPED)
     grown.append("re")
     assert whole(SHIPPED, "return") != whole(SHIPPED, "re") + whole(SHIPPED, "turn")

@@ -69,7 +69,7 @@ def test_any_other_difference_is_a_bug(shapes: list[list[float]], why: str):
 
 
 def test_a_token_that_the_grammar_excludes_wins_over_nothing():
-    """Behind "ab" of (ab)+[cd] are a, c and d; what is likeliest is another."""
+    """After "ab" of (ab)+[cd] are a, c and d; what is likeliest is another."""
     tokenizer = Tokenizer.from_file(str(DEMO.tokenizer_file))
     a, b, c, d, z = (tokenizer.token_to_id(letter) for letter in "abcdz")
     params = SamplingParams(grammar=Grammar.regex("(ab)+[cd]"))

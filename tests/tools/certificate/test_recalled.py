@@ -51,7 +51,7 @@ def first_tokens(decoder: Decoder, choice: Choice, rule: str) -> list[Tokens]:
 def test_the_first_tokens_of_lines_combs_and_trees_are_those_that_the_engine_gives(
     subject: Subject, recalling: Decoder, rule: str
 ):
-    """Under rejection a block may also end elsewhere by what lies behind the tokens that count, which is as right."""
+    """Under rejection a block may also end elsewhere by what lies after the tokens that count, which is as right."""
     with subject.open(capture=False) as decoder:
         for choice in [choice for name in decoder.drafters for choice in shapes(decoder, name)]:
             assert first_tokens(recalling, choice, rule) == first_tokens(decoder, choice, rule), choice

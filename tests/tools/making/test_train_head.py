@@ -98,7 +98,7 @@ def test_a_trained_head_is_accepted_more_often_on_what_was_held_out(
 def test_trained_look_aheads_are_accepted_more_often_on_what_was_held_out(
     target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int | None, least: float
 ):
-    """Of all places together: a target of random weights says nearly the same behind any embedding."""
+    """Of all places together: a target of random weights says nearly the same after any embedding."""
     monkeypatch.setattr(spoken_rows, "TOGETHER", 64)  # sooner
     found = train_head("pass", target, tmp_path / "head", PROMPTS, **small("pass", steps=150, samples=128, rank=rank))
     assert sum(found["after"]["overlap"]) > sum(found["before"]["overlap"]) + least
@@ -435,7 +435,7 @@ def test_acceptance_by_place_is_that_of_the_tokens_in_their_places(target: str, 
 
 
 def test_what_a_head_proposes_by_place_is_what_it_proposes_in_a_line(target: str, tmp_path: Path):
-    """Decoded step by step behind a text: real features as far as the target has read, then the head's own."""
+    """Decoded step by step after a text: real features as far as the target has read, then the head's own."""
     lesson, spoken = taught(target, tmp_path)
     head = lesson.begin(spoken, settings_of(target)).eval()
     rows = spoken.rows([1])
@@ -449,7 +449,7 @@ def test_what_a_head_proposes_by_place_is_what_it_proposes_in_a_line(target: str
         for step in range(4):
             hidden, normed = head(tokens, given, places, cache)
             whose, logits = found[step]
-            last = committed - 1 + step  # the token behind which it proposes
+            last = committed - 1 + step  # the token after which it proposes
             place = whose.tolist().index(last)
             torch.testing.assert_close(logits[:, place], head.logits(normed[:, -1]), rtol=1e-4, atol=1e-4)
             tokens, given, places = rows.tokens[:, last + 1, None], hidden[:, -1:], places[:, -1:] + 1

@@ -164,7 +164,7 @@ def test_the_page_says_how_the_draft_length_was_chosen(generate, tmp_path, flags
 
 
 def test_behind_a_sibling_nothing_was_rejected():
-    """What followed the token that it replaced was proposed behind another text."""
+    """What followed the token that it replaced was proposed after another text."""
     siblings = (TracedSibling(0, 8, 0.25, 0.125, True),)
     chances = (0.5, 0.5)
     traced = TracedRound((5, 6), 1, 7, chances, chances, 0.5, siblings=siblings)

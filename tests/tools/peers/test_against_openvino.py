@@ -82,7 +82,7 @@ def test_openvino_is_measured_in_turn_at_the_same_draft_lengths(compare, folders
     assert "openvino-genai" in found["conditions"]["versions"]
     said = [line for line in result.out.splitlines() if line.startswith("OpenVINO GenAI, K = ")]
     assert [line.endswith("our text") for line in said] == [True, True]
-    stages = [line.partition("] repeat 1 of 1, ")[2] for line in result.err.splitlines()]  # behind how long it takes
+    stages = [line.partition("] repeat 1 of 1, ")[2] for line in result.err.splitlines()]  # after how long it takes
     order = [stage for stage in stages if stage]
     assert order == ["K = 0", "K = 0 in OpenVINO GenAI", "K = 2", "K = 2 in OpenVINO GenAI"]
     assert "2, OpenVINO GenAI" in (tmp_path / "out.html").read_text()

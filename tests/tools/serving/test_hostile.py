@@ -345,7 +345,7 @@ def test_a_large_body_is_read_in_few_parts_and_one_in_chunks_of_a_byte_in_small_
     head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
     with ExitStack() as stack:
         [hostile] = open_sockets(served, 1, stack, head)
-        large = b"%x\r\n%b\r\n" % (600_000, b" " * 600_000)  # behind which parts are as long as they may become
+        large = b"%x\r\n%b\r\n" % (600_000, b" " * 600_000)  # after which parts are as long as they may become
         hostile.sendall(large + b"1\r\n \r\n" * 100_000 + b"0\r\n\r\n")
         assert hostile.recv(12) == b"HTTP/1.1 400"
     assert max(parts[len(parts) // 2 :]) <= 2 * connections.LEAST_PART

@@ -26,7 +26,7 @@ def answering(hybrids: Callable[[str], Hybrid]) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
-    """Three that begin alike, behind which others have more than a copy of states, and short ones."""
+    """Three that begin alike, after which others have more than a copy of states, and short ones."""
     [beginning, *short] = random_prompts(64, [200, 3, 9, 40], seed=7)
     return [*([*beginning[:length], length % 64] for length in (170, 190, 200)), *short]
 
