@@ -314,7 +314,7 @@ def test_a_shape_of_the_demo_pair_keeps_more_than_another_of_as_many_proposals(
 
 @pytest.mark.exhaustive
 def test_greedy_text_of_the_demo_pair_is_worth_a_line_of_copies(demo: Pair):
-    """With as many proposals; the table in tools/README.md has the numbers."""
+    """With as many proposals; the table in tools/docs/figures.md has the numbers."""
     params, kept = replace(RULES["greedy"], max_new_tokens=96), {}
     with Decoder.open(demo.bundle, max_batch=6) as decoder:
         prompts = bench_prompts("python", decoder.vocab_size)

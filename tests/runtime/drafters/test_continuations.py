@@ -217,7 +217,7 @@ def test_the_matches_of_a_request_go_with_its_end_however_long_its_owner_keeps_i
 
 @pytest.mark.exhaustive
 def test_greedy_text_of_the_demo_pair_is_worth_little_more_with_a_second_continuation(demo: Pair):
-    """tools/README.md has the numbers."""
+    """tools/docs/drafts.md has the numbers."""
     params = replace(GREEDY, max_new_tokens=128)
     with Decoder.open(demo.bundle, max_batch=1) as decoder:
         prompts = bench_prompts("python", decoder.vocab_size)
