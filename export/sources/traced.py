@@ -42,7 +42,7 @@ class TwoCaches(EncoderDecoderCache):  # type: ignore[misc]
 class TracedWithSource(TracedModel):
     """`(input_ids, start, depths, ancestors, logit_rows, source_length, past_…) -> (logits, present_…)`.
 
-    `source_length` is there if the rows of a call may have sources of unlike lengths. Of the states, those of a source
+    `source_length` is there if the rows of a call may have sources of unlike lengths. The states of a source
     are only read.
     """
 

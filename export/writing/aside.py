@@ -1,6 +1,6 @@
 """Build a bundle aside and rename it into place: the older bundle or the new one is there, whole.
 
-A lock file beside them says that an export is under way. Of an export that was killed the next one to the same place
+A lock file beside them says that an export is under way. If one was killed, the next one to the same place
 removes what is left; if it was killed after it had moved the older bundle away, that bundle is moved back first.
 """
 

@@ -149,7 +149,7 @@ def moves(logits: Tensor, token: int, rival: int, size: float) -> Iterator[Tenso
 
 
 def log_probabilities_agree(found: Any, expected: Any, tolerance: float) -> bool:
-    """Of the same tokens: each value, and of the likeliest those that both list; the last of a list may change."""
+    """Compare the value of each token, and of the likeliest those that both list; the last of a list may change."""
     for one, other in zip(found or (), expected or (), strict=True):
         a, b = dict(one.top), dict(other.top)
         pairs = [(one.logprob, other.logprob), *((a[token], b[token]) for token in a.keys() & b.keys())]

@@ -91,7 +91,7 @@ def statistic(observed: Counter[Hashable], expected: Mapping[Hashable, float]) -
 
 
 def least_noncentrality(samples: int, total_variation: float, expected: Mapping[Hashable, float]) -> float:
-    """Of the statistic of a fault of that total variation, wherever it lies between these cells."""
+    """Return the least that a fault of that total variation adds to the statistic, wherever it lies in these cells."""
     return 4 * samples * max(0.0, total_variation - hidden(expected, samples)) ** 2
 
 

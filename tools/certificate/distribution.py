@@ -3,7 +3,7 @@
 Their joint is compared with the exact one by a χ² that stops as soon as it knows (sequential.py); where seeds decide
 them, each sample with what its seed says (seeded.py). False alarms of all cases together are at most FALSE_ALARM. Each
 drafter, setting, rule and way to choose K is in a case, not each pair of them: that K is chosen as safely for one
-drafter as for another is shown by the same text, token by token. Of combs and trees each drafter, rule and shape are in
+drafter as for another is shown by the same text, token by token. Each drafter, rule and shape of combs and trees are in
 a case together, because what is tested there depends on all of them. Trees whose tokens seeds decide and the first case
 of each rule run in the engine throughout; in the others the target recalls what the engine has said after the same
 context (recalled.py). The same statistic at the same threshold must catch faults that are planted in the loop, in

@@ -186,7 +186,7 @@ def compare_all(decoder: Decoder, probes: Mapping[str, Probe], worst: Mapping[st
 
 
 def deviation(model: Model, row: int, tokens: Sequence[int], probe: Probe) -> tuple[float, float]:
-    """Of the logits after `tokens`, all but the last of which are in the row's cache, and of those entries."""
+    """Return how far the logits after `tokens` are off, and the entries of all but the last in the row's cache."""
     entries = len(tokens) - 1
     expected = probe.logits(tokens)
     error = 0.0

@@ -20,7 +20,7 @@ from ..prompts.shipped import PYTHON_PROMPTS
 # How far the logits of two shapes of the same computation may lie apart. float32 keeps 24 bits, of which a hundred
 # roundings of activations use up a few. float16 keeps 11, and bfloat16 8: a logit of 10 is a multiple of 1/16 as it is.
 # An engine that multiplies quantised weights rounds activations to 8 bits as well, and where a last one flips all that
-# follows moves. Of the last two, 0.2 was measured. A wrong cache entry moves logits by what they are.
+# follows moves. 0.2 was measured for the last two. A wrong cache entry moves logits by what they are.
 ROUNDING = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 4e-1}
 QUANTISED_ROUNDING = 5e-1
 

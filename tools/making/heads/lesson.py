@@ -31,7 +31,7 @@ class Lesson(ABC, Generic[Head]):
     @property
     @abstractmethod
     def layers(self) -> tuple[int, ...]:
-        """Of which of the target's hidden states it reads, as transformers counts them."""
+        """Return the target's hidden states that it reads, as transformers counts them."""
 
     @abstractmethod
     def begin(self, spoken: Spoken, settings: HeadSettings) -> Head:
