@@ -145,7 +145,7 @@ def test_no_call_may_begin_below_what_a_row_has_absorbed():
     cache = RowCache(EVERYTHING, "cpu", ROWS)
     for begin, end in ((0, 10), (9, 12), (12, 13)):
         cache.wrote(0, begin, end)
-    with pytest.raises(AssertionError, match="row 0 stands for 12 tokens, not for 11"):
+    with pytest.raises(AssertionError, match="row 0 holds 12 tokens, not 11"):
         cache.wrote(0, 11, 12)
     cache.free(0)
     cache.wrote(0, 0, 1)
