@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from .contract import (
+    ADAPTER,
     BLOCK_TOKENS,
     CAPABILITIES,
     GRANULE,
@@ -54,13 +55,14 @@ def make_step(
     """Make a step over the rows of `cache`; all tensors go by contract name.
 
     `inputs` and `outputs` need not name everything. Without `depths` and `ancestors` the tokens are a line, without
-    `logit_rows` the last ones give logits. The cache is added, too, and zeros for what a capability or a state of a
-    call needs. A state of a row is computed beside the cache and copied into it after the call, since a graph may read
-    it to its end, if the step `advances` such states.
+    `logit_rows` the last ones give logits, without `adapter` no row has one. The cache is added, too, and zeros for
+    what a capability or a state of a call needs. A state of a row is computed beside the cache and copied into it after
+    the call, since a graph may read it to its end, if the step `advances` such states.
     """
     import torch
 
-    contract, device = engine.contract, engine.device
+    contract = engine.contract if ADAPTER in inputs else engine.contract.without_adapters
+    device = engine.device
     (batch, width), rows = inputs["input_ids"].shape, outputs["logits"].shape[1]
     buffers = {state.name: cache[state.name] for state in contract.kept}
     inputs = {f"past_{name}": tensor for name, tensor in buffers.items()} | dict(inputs)

@@ -21,6 +21,7 @@ class EngineKind:
     computes_in: str | None = None  # a dtype other than the bundle's own, which makes it another model
     states: tuple[str, ...] = (TOKEN,)  # the kinds that it takes
     lacks: tuple[str, ...] = ()  # kinds of stored weights that it has no kernels for
+    adapters: bool = False  # it runs graphs with room for adapters
     encodes_in: str = "torch"  # the engine of encoders beside it: sources have many lengths, and each is read once
 
     @property
@@ -39,6 +40,7 @@ ENGINES: dict[str, EngineKind] = {
             ("onnxruntime", "onnxruntime-gpu"),
             {"cpu": ("cpu",), "cuda": ("cuda",)},
             states=(TOKEN, WINDOW, ROW, CALL, SOURCE),
+            adapters=True,
             lacks=("nvfp4",),
             encodes_in="onnxruntime",
         ),
@@ -67,6 +69,7 @@ ENGINES: dict[str, EngineKind] = {
             (),
             {"cpu": ("torch",), "cuda": ("torch",)},
             states=(TOKEN, WINDOW, ROW, CALL, SOURCE),
+            adapters=True,
         ),
         EngineKind(
             "torch-compiled",
@@ -76,6 +79,7 @@ ENGINES: dict[str, EngineKind] = {
             ("triton",),
             {"cpu": ("torch",), "cuda": ("torch",)},
             states=(TOKEN, WINDOW, ROW, CALL, SOURCE),
+            adapters=True,
         ),
         EngineKind(
             "tensorrt",
@@ -134,7 +138,10 @@ def open_engines(
             places = [place for place, one in enumerate(names) if one == name]
             module = import_module(ENGINES[name].module, __package__)
             alone = len(set(names)) == 1  # with models in another engine, all have to share the cores
-            some = module.open_engines(name, [models[place] for place in places], device, exact_weights, alone)
+            takes = [models[place] for place in places]
+            if not ENGINES[name].adapters:
+                takes = [(graph, contract.without_adapters) for graph, contract in takes]
+            some = module.open_engines(name, takes, device, exact_weights, alone)
             opened |= zip(places, some, strict=True)
     except BaseException:
         for engine in opened.values():

@@ -13,20 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..engines import Bundle, Contract, ExportError, ModelEntry
+from ..engines import Adapters, Bundle, Contract, ExportError, ModelEntry
 from ..engines.bundle import DRAFT, DRAFTS, FOREIGN, FUSED, GRAPH, HEAD, TARGET, TOKENIZER, WEIGHTS, write_tables
-from .checking.check import check_model
+from .checking.check import check_model, given_sources
+from .checking.check_adapters import AdapterReference, check_adapters
 from .checking.oracle import Reference
 from .checking.quality import LOGITS, LONGEST, Sample, overlap
 from .checkpoints.agreement import agree
 from .checkpoints.checkpoint import Checkpoint, kept_matrices, load_model
 from .foreign import translate
 from .kinds import Joining, LoadedHead, check_head, told_apart
+from .passes.adapt import adaptable, linear_modules
 from .passes.quantise import AUTO, Quantisation, nothing_known
 from .sources.examples import example_sources
 from .writing.aside import built_aside, disk_errors
 from .writing.encoders import export_encoders
-from .writing.graph import WIDE, build_graph, write_fused, write_graph
+from .writing.graph import WIDE, build_graph, write_adapted, write_fused, write_graph
 from .writing.quiet import quiet_libraries
 from .writing.report import ExportReport, ModelReport
 
@@ -55,11 +57,14 @@ def export_bundle(
     progress: Progress = lambda stage: None,
     lora: str | Path | None = None,
     draft_lora: Sequence[str | Path] = (),
+    adapters: int = 0,
+    adapter_rank: int = 16,
 ) -> ExportReport:
     """Write the bundle `out`, whole or not at all; an existing bundle there is replaced at the very end.
 
     Several drafts become models of their own, draft, draft2 and so on, all with `draft_weights`, and so do heads, which
-    have the names of their kinds. LoRA adapters are merged into target and drafts, in their order.
+    have the names of their kinds. LoRA adapters are merged into target and drafts, in their order. Besides, requests
+    may bring so many `adapters` of this rank for the target, or a lower one.
     """
     if dtype not in DTYPES:
         raise ExportError(f"dtype is {dtype!r}, expected {', '.join(DTYPES)}")
@@ -76,15 +81,15 @@ def export_bundle(
     with quiet_libraries(), disk_errors(out), built_aside(Path(out)) as folder:
         fetching = "" if Path(target).exists() else f", and fetching {target} unless it is here"
         progress(f"reading configurations and tokenizers{fetching}")
-        adapters = [lora, *draft_lora, *[None] * (len(drafts) - len(draft_lora))]
-        agreed = agree([target, *drafts], adapters, joining.names, max_length)
+        merged = [lora, *draft_lora, *[None] * (len(drafts) - len(draft_lora))]
+        agreed = agree([target, *drafts], merged, joining.names, max_length)
         ours = agreed.vocabularies[TARGET]
         tokens = ours.entry()
         ours.save(folder / TOKENIZER)
         stored = {role: weights if role == TARGET else draft_weights for role in agreed.checkpoints}
         running = _sample(ours.tokenizer, tokens.vocab_size, text) if check or joining.names else None
         most = min(LONGEST, agreed.length, max(2, LOGITS // tokens.vocab_size))
-        export = _Export(folder, progress, joining, running, agreed.notes)
+        export = _Export(folder, progress, joining, running, agreed.notes, adapters, adapter_rank)
         for role, checkpoint in agreed.checkpoints.items():
             sample = running.first(most) if check and running else None
             if role == FOREIGN and sample:
@@ -140,6 +145,8 @@ class _Export:
     joining: Joining
     running: Sample | None  # the text on which heads are measured
     notes: list[str]
+    adapters: int = 0  # that the target has room for,
+    adapter_rank: int = 1  # each of so many columns
     models: list[ModelReport] = field(default_factory=list)
     heads: dict[str, LoadedHead] = field(default_factory=dict)  # that are joined to the target, by kind
     logits: dict[str, Tensor] = field(default_factory=dict)  # of the sample, by model
@@ -172,6 +179,14 @@ class _Export:
         if reference is not None and weights.kind != "none":
             self.progress(f"{role}: computing reference logits of the rounded weights")
             reference.answer(model)
+        adapted = None
+        if role == TARGET and self.adapters:
+            products = adaptable(graph, linear_modules(model))
+            room = Adapters(self.adapters, self.adapter_rank, products)
+            contract = replace(contract, adapters=room)
+            if reference is not None:
+                self.progress(f"{role}: computing reference logits with adapters")
+                adapted = AdapterReference(model, room, reference.sample.tokens, reference.heard)
         self.progress(f"{role}: writing")
         write_graph(graph, self.folder / role)
         nodes = len(graph.graph)
@@ -193,6 +208,13 @@ class _Export:
                 why = f"was left out, and ONNX Runtime will run the slower {GRAPH}: {failure}"
                 self.notes.append(f"{role}/{FUSED} {why}")
         fired |= fused
+        if contract.adapters is not None:
+            fired["adapt"] = write_adapted(self.folder / role, contract.adapters)
+        if adapted is not None and reference is not None:
+            for name in (GRAPH, FUSED):
+                if (graph_file := self.folder / role / name).exists():
+                    first = given_sources(contract, reference.sources[:1])
+                    check["adapters"] = check_adapters(graph_file, contract, adapted, reference.scale, first)
         was = checkpoint.stored_as
         if was:
             how = f"{fired['quantise']} matrices kept bit for bit" if weights.as_stored else kept or "dequantised"

@@ -29,6 +29,8 @@ from .grammars.grammar import Grammar
 from .lengths.controller import Controller
 from .lengths.costs import Costs, read_costs
 from .lengths.drafting import DraftingRules
+from .memory.adapter_files import read_adapter
+from .memory.adapter_pool import AdapterPool
 from .memory.held import held_bytes
 from .memory.model import Model, refuse_drafts
 from .memory.prefixes import Prefixes
@@ -156,6 +158,7 @@ class Decoder:
         drafter: str | None = None,
         trace: bool = False,
         sources: Sequence[Any] | None = None,
+        adapter: str | None = None,
     ) -> list[Output]:
         """Complete prompts (text or token ids) together; the outputs come in the order of the prompts.
 
@@ -171,6 +174,7 @@ class Decoder:
         requests: list[Request] = []
         try:
             asked: dict[str, Any] = {"draft_length": draft_length, "drafter": drafter, "trace": trace}
+            asked["adapter"] = adapter
             for prompt, setting, source in zip(each, settings, given, strict=True):
                 requests.append(self.submit(prompt, setting, source=source, **asked))
             while not all(request.finished for request in requests):
@@ -188,9 +192,11 @@ class Decoder:
         draft_length: DraftLength | None = None,
         drafter: str | None = None,
         source: Any = None,
+        adapter: str | None = None,
     ) -> Iterator[Piece]:
         """Complete one prompt piece by piece; leaving the loop cancels the request."""
-        request = self.submit(prompt, params, draft_length=draft_length, drafter=drafter, source=source)
+        asked: dict[str, Any] = {"draft_length": draft_length, "drafter": drafter}
+        request = self.submit(prompt, params, source=source, adapter=adapter, **asked)
         try:
             while not request.finished:
                 self.step()
@@ -215,6 +221,7 @@ class Decoder:
         prediction: Prompt = (),
         priority: int = 0,
         source: Any = None,
+        adapter: str | None = None,
     ) -> Request:
         """Validate a request and queue it; it starts in one of the next steps.
 
@@ -224,6 +231,7 @@ class Decoder:
         Of requests that wait for a row the one with the lowest `priority` starts first, and the oldest of these.
         Requests that begin alike find what it leaves only if they have the same `cache_salt`. A `prediction` of
         the output, such as the text that it edits, makes it faster; drafter suffix, then the default, copies from it.
+        The target has the `adapter` of this name, if one is named; drafts have none.
         The stepping thread calls `on_progress` with the request after each of its rounds and when it ends; the
         callback must return quickly. To learn only of the end, use `Request.wait`.
         """
@@ -238,6 +246,7 @@ class Decoder:
             prediction=prediction,
             priority=priority,
             source=source,
+            adapter=None if adapter is None else self._adapters.named(adapter),
         )
         refuse_long(request, (self.target, *self.drafts), self.bundle.capacity)
         seating = self._scheduler.seating
@@ -249,6 +258,39 @@ class Decoder:
         self._require_open()
         seating.submit(request)
         return request
+
+    def load_adapter(self, name: str, folder: Path | str) -> None:
+        """Read a LoRA adapter for the target, as PEFT writes it, so that requests may ask for it by this name.
+
+        It is computed beside the target's weights, and rows of one batch may have different ones.
+        """
+        pool = self._adapters
+        pool.require_new(name)
+        read = read_adapter(Path(folder), pool.room)  # while rounds go on
+        with self.between_rounds():
+            pool.load(name, Path(folder), read)
+
+    def unload_adapter(self, name: str) -> None:
+        """Refuse this adapter from now on. Requests that have it keep it, and its memory is free once they end."""
+        with self.between_rounds():
+            self._adapters.unload(name)
+
+    @property
+    def adapters(self) -> Mapping[str, Path]:
+        """The adapters that are loaded: the folder of each by its name."""
+        pool = self._models.adapters
+        return {} if pool is None else {name: one.folder for name, one in pool.loaded.items()}
+
+    @property
+    def _adapters(self) -> AdapterPool:
+        if self._models.adapters is not None:
+            return self._models.adapters
+        if self.bundle.target.contract.adapters is None:
+            raise RequestError(
+                f"bundle {self.bundle.path} has no room for adapters; export it with --adapters", "adapter"
+            )
+        able = " or ".join(name for name, one in ENGINES.items() if one.adapters)
+        raise RequestError(f"engine {self.engine} runs no adapters; use engine {able}", "adapter")
 
     def require_drafting(self, draft_length: DraftLength | None, drafter: str | None, params: SamplingParams) -> None:
         """Refuse a choice that no request with such params could make here."""
@@ -306,6 +348,11 @@ class Decoder:
         return self._scheduler.by_drafter
 
     @property
+    def by_adapter(self) -> dict[str, Speculation]:
+        """The counts of requests with each adapter, over all requests so far."""
+        return self._scheduler.by_adapter
+
+    @property
     def prefixes(self) -> Prefixes:
         """The prefixes kept for requests that begin like others, and how much of the prompts was found there."""
         return self._scheduler.seating.prefixes
@@ -325,7 +372,9 @@ class Decoder:
     @property
     def held_bytes(self) -> dict[str, int]:
         """The bytes that each pool of memory holds now."""
-        return held_bytes(self.bundle, self._models.all, sum(one.kept_bytes for one in self._models.encoders))
+        of_sources = sum(one.kept_bytes for one in self._models.encoders)
+        pool = self._models.adapters
+        return held_bytes(self.bundle, self._models.all, of_sources, 0 if pool is None else pool.held_bytes)
 
     @property
     def last_frame(self) -> Frame | None:

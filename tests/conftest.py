@@ -26,6 +26,7 @@ from _pytest.nodeid import coerce_node_id  # noqa: E402
 from trt_spec.export.passes.quantise import Quantisation  # noqa: E402
 
 from .kit import bundles, shares  # noqa: E402
+from .kit.adapters import ROOM, Adapted, adapter_of  # noqa: E402
 from .kit.bundles import Pair, export_pair, noisy_draft, pair_of, tiny_pair  # noqa: E402
 from .kit.families import tiny_checkpoint  # noqa: E402
 from .kit.foreign import merging_draft  # noqa: E402
@@ -97,6 +98,20 @@ def pairs(tmp_path_factory: pytest.TempPathFactory):
 @pytest.fixture(scope="session")
 def llama(pairs) -> Pair:
     return pairs("llama")
+
+
+@pytest.fixture(scope="session")
+def adapted(llama: Pair, tmp_path_factory: pytest.TempPathFactory) -> Adapted:
+    """The same pair with room for adapters, and two of them: of all layers, and of some by another scale."""
+    folder = tmp_path_factory.mktemp("adapted")
+    room = export_pair(llama.checkpoint, folder / "target", **ROOM)
+    pair = pair_of(room, noisy_draft(room.bundle, folder / "bundle", 0.05))
+    wide = adapter_of(pair.checkpoint, folder / "wide", target_modules="all-linear")
+    patterns = {"rank_pattern": {"q_proj": 2, "1.mlp.down_proj": 8}, "alpha_pattern": {"0.self_attn.q_proj": 32}}
+    narrow = adapter_of(
+        pair.checkpoint, folder / "narrow", 5, target_modules=["q_proj", "down_proj"], use_rslora=True, **patterns
+    )
+    return Adapted(pair, {"wide": wide, "narrow": narrow})
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from trt_spec.runtime.round.round import run_round
 from trt_spec.runtime.scheduling import capture
 
 from .engines.parity import assert_engine_agrees
+from .kit.adapters import Adapted
 from .kit.arbiter import arbiter_of
 from .kit.bundles import Pair
 from .kit.rounds import COUPLED, GREEDY, LLAMA, SAMPLED, SCENES, TEXTS, Scene, require_same, texts
@@ -137,3 +138,22 @@ def test_half_precision_is_as_close_as_on_the_cpu(llama: Pair, tmp_path: Path, e
         len(one.tokens) == most
         for one, most in zip(texts(SHORT, tmp_path / "half", engine, "cuda"), SHORT.lengths, strict=True)
     )
+
+
+def test_adapters_say_there_what_they_say_on_the_cpu(adapted: Adapted) -> None:
+    """Rows of one batch have different ones; captured rounds with and without them take turns."""
+    params = SamplingParams(max_new_tokens=24, temperature=0, ignore_eos=True)
+
+    def said(engine: str, device: str) -> list[tuple[int, ...]]:
+        with Decoder.open(adapted.pair.bundle, engine, device, max_batch=4) as decoder:
+            for name, folder in adapted.folders.items():
+                decoder.load_adapter(name, folder)
+            rows = [
+                decoder.submit([5, 9, 17, 5, 9], params, draft_length=3, adapter=one)
+                for one in (None, None, "wide", "narrow", "wide", None)
+            ]
+            while decoder.step():
+                pass
+            return [one.output().token_ids for one in rows]
+
+    assert said("torch", "cuda") == said("onnxruntime", "cpu")

@@ -63,7 +63,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "translation": set(),
         "state": {"memory"},
         "acceptance": {"state", "grammars"},
-        "requests": {"acceptance", "state", "grammars", "sources"},
+        "requests": {"acceptance", "state", "memory", "grammars", "sources"},
         "drafters": {"acceptance", "state", "memory", "translation"},
         "beams": {"drafters", "requests", "acceptance", "state", "memory"},
         "lengths": {"drafters", "requests", "acceptance", "state"},
@@ -216,7 +216,7 @@ OPTIONAL = {
     "peers": {"tools/measuring/bench.py", "tools/measuring/gpu_parts.py"},
     "dynamo": set(),  # a program of its own
 }
-EXPORT_ONLY = {"transformers", "onnx", "onnxscript", "onnx_ir", "safetensors"}
+EXPORT_ONLY = {"transformers", "onnx", "onnxscript", "onnx_ir"}
 READS_GRAPHS = "engines/torch/onnx_graph.py"
 # These import their library, and are themselves imported inside a function only.
 KERNELS = {str(file.relative_to(ROOT)) for file in FILES if file.parent.name == "on_gpu" and file.stem != FACE}

@@ -28,7 +28,7 @@ for module in sys.argv[1:]:
             raise
 print(Path(sys.modules["trt_spec"].__file__).parents[1])
 """
-NOT_NEEDED = ("transformers", "onnx", "onnxscript", "safetensors", "tensorrt", "tensorrt_rtx")
+NOT_NEEDED = ("transformers", "onnx", "onnxscript", "tensorrt", "tensorrt_rtx")
 
 pytestmark = [pytest.mark.wheel, pytest.mark.long, pytest.mark.xdist_group("wheel")]  # one worker builds it, once
 

@@ -41,9 +41,12 @@ class PromptedDecoder(Decoder):
 
 
 class SourcedDecoder(Decoder):
-    """A decoder whose requests need not say what their source is."""
+    """A decoder whose requests need not say what their source is, nor which adapter they have."""
+
+    adapter: str | None = None
 
     def submit(self, *given: Any, source: Any = None, **more: Any) -> Request:
+        more["adapter"] = more.get("adapter") or self.adapter
         if source is None and self.bundle.encoders:
             prompt = given[0] if given else more.get("prompt", ())
             ids = self.tokenizer.encode(prompt).ids if isinstance(prompt, str) else prompt

@@ -3,6 +3,7 @@
 from .added_files import put_file
 from .bundle import Bundle, EncoderEntry, Masks, ModelEntry, OwnTokens, Speech, TokenizerEntry
 from .layout import (
+    ADAPTED,
     COSTS,
     DRAFT,
     DRAFTS,
@@ -22,6 +23,7 @@ from .manifest import graph_identity
 from .tables import read_tables, write_tables
 
 __all__ = [
+    "ADAPTED",
     "COSTS",
     "DRAFT",
     "DRAFTS",

@@ -9,6 +9,7 @@ from typing import Any
 from ..contract import CALL, FEATURES, GRANULE, MAX_DRAFT_LENGTH, SLACK, SOURCE, Contract, EncoderContract
 from ..errors import BundleError, ContractError, RequestError
 from .layout import (
+    ADAPTED,
     COSTS,
     DRAFT,
     DRAFTS,
@@ -321,12 +322,16 @@ class Bundle:
             TOKENIZER,
             *(f"{name}/{file}" for name in (*bundle.models, *bundle.encoders) for file in (GRAPH, WEIGHTS)),
             *(f"{bundle.foreign}/{file}" for file in (TOKENIZER, TABLES) if bundle.foreign is not None),
+            *(f"{name}/{ADAPTED}{GRAPH}" for name, model in bundle.models.items() if model.contract.adapters),
         ]:
             if name not in expected:
                 raise BundleError(f"{path / MANIFEST} does not list {name}, which every bundle has; export it again")
         for name in (*bundle.models, *bundle.encoders):
-            if f"{name}/{FUSED}" not in expected and (path / name / FUSED).exists():
-                raise BundleError(f"{path / MANIFEST} does not list {name}/{FUSED}, which is there; remove that file")
+            for file in (FUSED, f"{ADAPTED}{FUSED}"):
+                if f"{name}/{file}" not in expected and (path / name / file).exists():
+                    raise BundleError(
+                        f"{path / MANIFEST} does not list {name}/{file}, which is there; remove that file"
+                    )
         return bundle
 
 

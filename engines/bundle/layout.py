@@ -5,6 +5,7 @@ PLANS, COSTS = "plans", "costs"  # made from a bundle on some machine; its manif
 TOKENIZER = "tokenizer.json"  # the target's, and in its folder that of a draft with tokens of its own
 GRAPH, WEIGHTS = "model.onnx", "weights.bin"  # each model has both, in a folder of its own
 FUSED = "onnxruntime.onnx"  # the same over the same weights, if ONNX Runtime has operators of its own for it
+ADAPTED = "adapters."  # begins the names of the same two with room for adapters, over the same weights
 TABLES = "tables.npz"  # of a model that a round reads more of than its graph, beside them
 
 TARGET, DRAFT, HEAD, FOREIGN = "target", "draft", "head", "foreign"

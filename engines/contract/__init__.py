@@ -1,5 +1,6 @@
 """A graph's interface, which export writes, the bundle stores and every engine checks before the first run."""
 
+from .adapters import ADAPTER, FREE, OWNERS, Adapters, Product
 from .contract import (
     ALIGNMENT,
     BLOCK_TOKENS,
@@ -37,15 +38,18 @@ from .states import (
 )
 
 __all__ = [
+    "ADAPTER",
     "ALIGNMENT",
     "BLOCK_TOKENS",
     "CALL",
     "CAPABILITIES",
     "FEATURES",
+    "FREE",
     "GRANULE",
     "MAX_DRAFT_LENGTH",
     "MOST_PENDING",
     "MOST_SLOTS",
+    "OWNERS",
     "PREFILL_WIDTH",
     "RECURRENT",
     "ROW",
@@ -59,12 +63,14 @@ __all__ = [
     "TOKEN",
     "WIDEST_STEP",
     "WINDOW",
+    "Adapters",
     "AnyContract",
     "Capability",
     "Contract",
     "Dim",
     "EncoderContract",
     "Interface",
+    "Product",
     "Sound",
     "State",
     "StateKind",

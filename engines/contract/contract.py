@@ -3,9 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from ..errors import ContractError
+from .adapters import Adapters
 from .interface import Interface, TensorSpec
 from .states import CALL, DTYPE_BYTES, ROW, SOURCE, STATE_KINDS, TOKEN, WINDOW, Dim, State
 
@@ -76,6 +77,7 @@ class Contract(Interface):
     max_length: int  # longest sequence the positions allow
     dtype: str  # of weights; logits are always float32
     capabilities: tuple[str, ...] = ()  # names of those that this graph has
+    adapters: Adapters | None = None  # the room of a second graph beside it, if there is one
 
     def __post_init__(self) -> None:
         least = {"layers": 0, "heads": 0} if self.recurrent else {}  # perhaps none attends
@@ -97,16 +99,22 @@ class Contract(Interface):
 
     @classmethod
     def from_json(cls, fields: Any) -> "Contract":
-        names = set(cls.__dataclass_fields__)
-        if not isinstance(fields, dict) or set(fields) != names:
+        names = set(cls.__dataclass_fields__) - {"adapters"}
+        if not isinstance(fields, dict) or set(fields) - {"adapters"} != names:
             found = sorted(fields) if isinstance(fields, dict) else fields
             raise ContractError(f"contract has the fields {found}, expected {sorted(names)}")
         states, capabilities = tuple(map(State.parse, fields["states"])), tuple(fields["capabilities"])
-        return cls(**fields | {"states": states, "capabilities": capabilities})
+        own: dict[str, Any] = {"states": states, "capabilities": capabilities}
+        if "adapters" in fields:
+            own["adapters"] = Adapters.from_json(fields["adapters"])
+        return cls(**fields | own)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON has them, each state as one line of text."""
-        return asdict(self) | {"states": list(map(str, self.states)), "capabilities": list(self.capabilities)}
+        fields = asdict(self) | {"states": list(map(str, self.states)), "capabilities": list(self.capabilities)}
+        if self.adapters is None:
+            del fields["adapters"]
+        return fields
 
     def of_kind(self, kind: str) -> tuple[State, ...]:
         return tuple(state for state in self.states if state.kind == kind)
@@ -138,6 +146,10 @@ class Contract(Interface):
         return replace(self, states=states, dtype=dtype)
 
     @cached_property
+    def without_adapters(self) -> Self:
+        return self if self.adapters is None else replace(self, adapters=None)
+
+    @cached_property
     def kept(self) -> tuple[State, ...]:
         """The states that the caller keeps between two calls, in graph order."""
         return tuple(state for state in self.states if STATE_KINDS[state.kind].kept)
@@ -166,6 +178,7 @@ class Contract(Interface):
             TensorSpec("logit_rows", "int64", ("batch", "rows")),
             *(spec for name in self.capabilities for spec in CAPABILITIES[name].inputs),
             *(self._memory("past", state) for state in self.states),
+            *(() if self.adapters is None else self.adapters.inputs(self.dtype)),
         )
 
     @cached_property

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from ..errors import ContractError
 from .states import Dim
@@ -28,6 +28,11 @@ class Interface(ABC):
     """The part of any graph's contract that an engine asks for."""
 
     dtype: str  # of weights
+
+    @property
+    def without_adapters(self) -> Self:
+        """The interface of a call in which no row has an adapter."""
+        return self
 
     @property
     @abstractmethod

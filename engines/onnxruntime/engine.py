@@ -3,14 +3,15 @@
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from ..bundle import FUSED
-from ..contract import AnyContract, Contract, TensorSpec, in_words
+from ..bundle import ADAPTED, FUSED
+from ..contract import ADAPTER, AnyContract, Contract, TensorSpec, in_words
 from ..engine import Engine, Step
 from ..errors import EngineError, first_line
 from ..onnx_types import DTYPES
@@ -47,20 +48,24 @@ class OnnxRuntimeEngine(Engine):
             raise EngineError(
                 f"{graph} is {contract.dtype}, for which ONNX Runtime has no CPU kernels; export with --dtype float32"
             )
+        self._open = partial(open_session, threads=threads, exact_weights=exact_weights, device=device)
         fused = graph.with_name(FUSED)
         self._session: Any = None
         if not self._on_gpu and graph != fused and fused.exists():
             with suppress(UnknownOperators):  # an older library runs the graph of all engines
-                self._session = open_session(fused, threads, exact_weights, device)
+                self._session = self._open(fused)
                 graph = fused
-        self._session = self._session or open_session(graph, threads, exact_weights, device)
+        self._session = self._session or self._open(graph)
+        self._adapted: Any = None  # opened for the first step whose rows have adapters
         self.graph = graph  # that it runs
-        contract.check(str(graph), *(_specs(tensors) for tensors in _interface(self._session)))
+        contract.without_adapters.check(str(graph), *_interface(self._session))
         self._graph_ids = itertools.count(1)
 
     def step(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> Step:
-        sizes = self.contract.sizes({**inputs, **outputs})
-        session, binding = self._session, self._session.io_binding()
+        contract, session = self.contract.without_adapters, self._session
+        if ADAPTER in inputs:
+            contract, session = self.contract, self._with_adapters()
+        sizes, binding = contract.sizes({**inputs, **outputs}), session.io_binding()
         kind, number = torch.device(self.device).type, torch.device(self.device).index or 0
         for bind, tensors in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
             for name, tensor in tensors.items():
@@ -86,8 +91,16 @@ class OnnxRuntimeEngine(Engine):
         yield from itertools.repeat(_on_gpu(-1), WARM_UP)
         yield from itertools.repeat(_on_gpu(next(self._graph_ids)))
 
+    def _with_adapters(self) -> Any:
+        """Return the session of the graph that has room for adapters."""
+        if self._adapted is None:
+            graph = self.graph.with_name(ADAPTED + self.graph.name)
+            self._adapted = self._open(graph)
+            self.contract.check(str(graph), *_interface(self._adapted))
+        return self._adapted
+
     def close(self) -> None:
-        self._session = None
+        self._session = self._adapted = None
 
 
 def _on_gpu(graph_id: int) -> Any:
@@ -100,8 +113,8 @@ def _on_gpu(graph_id: int) -> Any:
     return settings
 
 
-def _interface(session: Any) -> tuple[Any, Any]:
-    return session.get_inputs(), session.get_outputs()
+def _interface(session: Any) -> tuple[list[TensorSpec], list[TensorSpec]]:
+    return _specs(session.get_inputs()), _specs(session.get_outputs())
 
 
 def _specs(tensors: Any) -> list[TensorSpec]:

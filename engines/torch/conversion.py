@@ -34,7 +34,7 @@ class Recorder(TorchFunctionMode):
     def input(self, spec: TensorSpec, sizes: Mapping[str, int]) -> Tensor:
         shape = [sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape]
         tensor = torch.empty(shape, dtype=getattr(torch, spec.dtype), device="meta")
-        self._note(tensor, self._graph.placeholder(spec.name))
+        self._note(tensor, self._graph.placeholder(spec.name.replace(".", "_")))
         return tensor
 
     def module(self) -> fx.GraphModule:

@@ -1,7 +1,7 @@
 """Runs the bundle's graph as torch ops on any torch device, converted for each shape of a call, eager or compiled."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
@@ -9,7 +9,8 @@ from typing import cast
 import torch
 from torch import Tensor, fx
 
-from ..contract import PREFILL_WIDTH, TOKEN, AnyContract, Contract, in_words
+from ..bundle import ADAPTED
+from ..contract import ADAPTER, PREFILL_WIDTH, TOKEN, AnyContract, Contract, in_words
 from ..engine import Engine, Step, chunks
 from ..errors import EngineError, first_line
 from .compiled_step import CompiledStep, layout
@@ -29,6 +30,7 @@ WITH_KERNELS = ("cuda",)  # devices that run a fused operator as one kernel, wit
 TRIAL: Sizes = (
     ("batch", 2),
     ("capacity", 5),
+    ("columns", 6),
     ("pending", 4),
     ("rows", 2),
     ("slots", 8),
@@ -54,9 +56,18 @@ class TorchEngine(Engine):
     """
 
     def __init__(
-        self, graph: Path, contract: AnyContract, device: str, compiled: bool, weightless: bool = False
+        self,
+        graph: Path,
+        contract: AnyContract,
+        device: str,
+        compiled: bool,
+        weightless: bool = False,
+        known: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Open a graph; `weightless`, it is converted as for a GPU and cannot run, and its weights are not read."""
+        """Open a graph; `weightless`, it is converted as for a GPU and cannot run, and its weights are not read.
+
+        The graph is that with room for adapters if constants are given that are `known` from the one without.
+        """
         try:
             torch.zeros(1, device=device).cpu()
         except (RuntimeError, AssertionError) as error:
@@ -64,6 +75,8 @@ class TorchEngine(Engine):
                 f"engine torch cannot use the device {device!r} ({first_line(error)}); expected cpu or cuda"
             ) from error
         self.contract, self.device = cast("Contract", contract), device
+        self._called = contract = contract.without_adapters if known is None else contract
+        self._with_adapters = cache(partial(self._open_adapted, graph, compiled))
         # Full capacity is cheap on a GPU, and compiled code would be compiled anew for every length.
         self.static_capacity = self.reads_prefixes = compiled or torch.device(device).type != "cpu"
         read = read_graph(graph)
@@ -81,6 +94,7 @@ class TorchEngine(Engine):
             self._nodes_of_few = rewriting.in_order()
         self.reads_live = self._with_kernels and reads_live(self._nodes, contract)
         self._constants = place(rewriting.constants, [*self._nodes, *self._nodes_of_few], device)
+        self._constants |= {name: one for name, one in (known or {}).items() if name in self._constants}
         self._module = lru_cache(KEPT_SHAPES)(self._convert)
         self._compiled_step = lru_cache(KEPT_SHAPES)(self._compile)
         self._kept_code = KeptCode(graph) if compiled else None
@@ -93,10 +107,12 @@ class TorchEngine(Engine):
         return [width for chunk in chunks(tokens, PREFILL_WIDTH) for width in _powers_of_two(chunk)]
 
     def step(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> Step:
-        sizes = self.contract.sizes({**inputs, **outputs})
+        if ADAPTER in inputs and self._called is not self.contract:
+            return self._with_adapters().step(inputs, outputs)
+        sizes = self._called.sizes({**inputs, **outputs})
         shape = tuple(sorted(sizes.items()))
         module = self.converted(sizes)
-        given = [inputs[spec.name] for spec in self.contract.inputs]
+        given = [inputs[spec.name] for spec in self._called.inputs]
         wanted = [outputs[spec.name] for spec in self._computed]
         compute: Callable[..., object] = module
         ran = False
@@ -131,7 +147,15 @@ class TorchEngine(Engine):
         """Return the graph as the operations of a step of these sizes, over its inputs and the outputs it computes."""
         return self._module(tuple(sorted(sizes.items())))
 
+    def _open_adapted(self, graph: Path, compiled: bool) -> "TorchEngine":
+        """Open the graph with room for adapters, over the same constants."""
+        beside = graph.with_name(ADAPTED + graph.name)
+        return TorchEngine(beside, self.contract, self.device, compiled, known=self._constants)
+
     def close(self) -> None:
+        if self._with_adapters.cache_info().currsize:
+            self._with_adapters().close()
+        self._with_adapters.cache_clear()
         self._constants = {}
         self._module.cache_clear()
         self._compiled_step.cache_clear()
@@ -147,7 +171,7 @@ class TorchEngine(Engine):
         sizes = dict(shape)
         recorder = Recorder(self.device)
         values = dict(self._constants)
-        for spec in self.contract.inputs:
+        for spec in self._called.inputs:
             values[spec.name] = recorder.input(spec, sizes)
         places = {spec.name: recorder.input(spec, sizes) for spec in self._computed}
         values |= {PLACE.format(name): place for name, place in places.items()}

@@ -122,12 +122,12 @@ def check_graph(
     the sample: its logits `[L, V]` from the graph as it will run are returned, too.
     """
     errors, quantised, wide_copy = Errors(reference.scale), kind != "none", contract.dtype != "float32"
-    first = _sources(contract, reference.sources[:1])
+    first = given_sources(contract, reference.sources[:1])
     with in_float32(graph, contract) as (graph, contract):
         engine = open_engine("onnxruntime", graph, contract, exact_weights=quantised)
         try:
             cache, recurrence = _cache(contract, ROWS, reference.script.capacity), Recurrence(ROWS, HALF, engine.device)
-            cache |= _sources(contract, reference.sources)
+            cache |= given_sources(contract, reference.sources)
             for call in reference.script.calls:
                 for row, logits in zip(call.rows, run_call(engine, cache, call, recurrence), strict=True):
                     places = zip(row.branches, row.depths, strict=False)  # of the real ones
@@ -196,7 +196,7 @@ def _cache(contract: Contract, rows: int, capacity: int) -> dict[str, Tensor]:
     return {state.name: buffer(state) for state in contract.kept if state.kind != SOURCE}
 
 
-def _sources(contract: Contract, sources: list[list[Tensor]]) -> dict[str, Tensor]:
+def given_sources(contract: Contract, sources: list[list[Tensor]]) -> dict[str, Tensor]:
     """Give rows what they find of their sources, after which there is garbage; nothing where there are none."""
     if not sources:
         return {}

@@ -49,7 +49,7 @@ class Reference:
         the sample's, have the first.
         """
         self._contract = contract.in_dtype("float32")  # in which both sides compute
-        self._window, self._features, self._sources, self._look_aheads = window, features, sources, look_aheads
+        self._window, self._features, self.heard, self._look_aheads = window, features, sources, look_aheads
         self.sample = sample
         with given_the_first(model, sources):
             self.sample_logits = checkpoint_logits(model, sample.tokens)  # [L, V]
@@ -67,21 +67,21 @@ class Reference:
             self.deep = _deep_calls(contract, sample.vocab_size, self._window)
             generator = torch.Generator().manual_seed(SEED)
             self.order = torch.randint(2**31, (self.deep[0].rows[0].start,), generator=generator)
-            with given_the_first(model, self._sources):
+            with given_the_first(model, self.heard):
                 self.made = cached_rows(model, max(script.branches, key=len))
                 self.deep_logits = [self._say_deep(model, call.rows[0]) for call in self.deep]
         self.features = branch_features(model, script.branches, self._features)
-        self.sources = [model.made_of(hidden) for hidden in self._sources]
+        self.sources = [model.made_of(hidden) for hidden in self.heard]
         self.scale = float(self.branches[0].std())
         self.read = {
             name: branch_features(model, [sample.tokens], {name: one})[0] for name, one in self._features.items()
         }
 
     def _say_branches(self, model: Any, script: Script) -> list[Tensor]:
-        if not self._sources:
+        if not self.heard:
             return branch_logits(model, script.branches)
         found: dict[int, Tensor] = {}
-        for row, hidden in enumerate(self._sources):
+        for row, hidden in enumerate(self.heard):
             own = [number for number, place in enumerate(script.rows) if place == row]
             with model.given(hidden):
                 found |= zip(own, branch_logits(model, [script.branches[number] for number in own]), strict=True)

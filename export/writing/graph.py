@@ -9,9 +9,10 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from ...engines import CALL, AnyContract, Contract, EncoderContract, ExportError, TensorSpec
-from ...engines.bundle import FUSED, GRAPH, WEIGHTS
+from ...engines import CALL, Adapters, AnyContract, Contract, EncoderContract, ExportError, TensorSpec
+from ...engines.bundle import ADAPTED, FUSED, GRAPH, WEIGHTS
 from ..passes.absorb_lines import absorb_lines
+from ..passes.adapt import adapt
 from ..passes.fuse_norms import fuse_norms
 from ..passes.fuse_rotary import fuse_rotary
 from ..passes.group_queries import group_queries
@@ -171,6 +172,17 @@ def write_fused(folder: Path) -> dict[str, int]:
     if any(fired.values()):
         ir.save(graph, folder / FUSED)
     return fired
+
+
+def write_adapted(folder: Path, adapters: Adapters) -> int:
+    """Write beside each graph of a folder one with room for adapters, over the same weights; return of how many."""
+    found = 0
+    for name in (GRAPH, FUSED):
+        if (folder / name).exists():
+            graph = ir.load(folder / name)
+            found = adapt(graph, adapters)
+            ir.save(graph, folder / f"{ADAPTED}{name}")
+    return found
 
 
 def _release(weights: Iterable[ir.Value]) -> None:

@@ -33,8 +33,9 @@ PRICES = 32  # levels of what there is to read, in rounds without proposals
 class ByCosts(Chooser):
     """Holds what a controller has chosen for one request, from the drafters that it has estimates of."""
 
-    def __init__(self, estimates: dict[str, Estimate], beyond: int, shapes: Shapes) -> None:
+    def __init__(self, estimates: dict[str, Estimate], beyond: int, shapes: Shapes, adapter: str = "") -> None:
         super().__init__()
+        self.adapter = adapter  # of the request; a draft has none, so that it meets with less success
         self.estimates = estimates
         self.beyond = beyond  # the most proposals that it may have beside its line
         self._shapes = shapes
@@ -143,22 +144,27 @@ class Controller:
 
     def forget(self) -> None:
         """Forget earlier requests; expect new ones to behave as measured."""
-        self._usual = {
-            name: Estimate(self.costs.acceptance[name], self.costs.proposing[name]) for name in self.costs.acceptance
-        }
+        self._usual: dict[tuple[str, str], Estimate] = {}  # by drafter and adapter
 
-    def begin(self, drafters: Sequence[str], beyond: int = 0) -> ByCosts:
-        """Make the chooser of a new request, which expects each drafter to do as it did for the last requests."""
-        usual = [(name, self._usual[name]) for name in drafters]
+    def _usually(self, drafter: str, adapter: str) -> Estimate:
+        """Return what is expected of a drafter where the target has this adapter."""
+        if (drafter, adapter) not in self._usual:
+            measured = Estimate(self.costs.acceptance[drafter], self.costs.proposing[drafter])
+            self._usual[drafter, adapter] = measured
+        return self._usual[drafter, adapter]
+
+    def begin(self, drafters: Sequence[str], beyond: int = 0, adapter: str = "") -> ByCosts:
+        """Make the chooser of a new request, which expects each drafter to do as for the last with its adapter."""
+        usual = [(name, self._usually(name, adapter)) for name in drafters]
         held = min(max(HELD_ALONE, usual[0][1].examined), HELD_KNOWN) if len(usual) == 1 else HELD_BEFORE
         estimates = {name: Estimate(one.acceptance, one.proposing, one.gain, held) for name, one in usual}
-        return ByCosts(estimates, beyond, self._shapes)
+        return ByCosts(estimates, beyond, self._shapes, adapter)
 
     def ended(self, chooser: Chooser) -> None:
         """Remember what a request that has ended got out of its drafters."""
         if isinstance(chooser, ByCosts):
             for name, estimate in chooser.estimates.items():
-                self._usual[name].add(estimate)
+                self._usually(name, chooser.adapter).add(estimate)
 
     def choose(self, live: Sequence[Chooser], behind: Callable[[int], Behind]) -> None:
         """Choose the next round for the requests that leave it open; `behind` says where the draft model is in a row.

@@ -124,8 +124,8 @@ class DraftingRules:
         """Return the most proposals in each of so many lines."""
         return self.longest if lines == 1 or self.most is None else min(self.longest, self.most // lines)
 
-    def chooser(self, drafting: Drafting) -> Chooser:
-        """Make the chooser of one request."""
+    def chooser(self, drafting: Drafting, adapter: str = "") -> Chooser:
+        """Make the chooser of one request, for which the target has this adapter."""
         length, drafter = drafting.length, drafting.drafter
         if isinstance(length, EntropyRule):
             return ByEntropy(length, drafter)
@@ -134,7 +134,7 @@ class DraftingRules:
         if drafter == NONE:
             return Chooser()
         assert self.controller is not None
-        return self.controller.begin(self._measured() if drafter == MIXED else [drafter], drafting.beyond)
+        return self.controller.begin(self._measured() if drafter == MIXED else [drafter], drafting.beyond, adapter)
 
     def _measured(self) -> list[str]:
         assert self.controller is not None

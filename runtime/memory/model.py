@@ -23,6 +23,7 @@ from ...engines import (
     make_step,
 )
 from ...engines.engine import chunks
+from .adapter_pool import AdapterPool
 from .block_cache import BlockCache
 from .bucket import bucket
 from .cache import KVCache, nbytes
@@ -54,10 +55,12 @@ class Model:
         masks: Masks | None = None,
         longest_source: int = 0,
         own_tokens: bool = False,
+        adapters: AdapterPool | None = None,
     ) -> None:
         self.engine = engine
         self._features = features  # of a head: what its target keeps for it
         self._masks = masks
+        self.adapters = adapters  # that its rows may have
         self.own_tokens = own_tokens  # not those of the target, so that a row has another length
         self._max_rows, self._capacity = max_rows, capacity
         self.vocab_size = vocab_size  # the graph may have more, as padding
@@ -143,6 +146,8 @@ class Model:
         cache = self.cache.tensors(first_row, batch)
         if self.engine.reads_prefixes:
             cache |= {name: cache[name][:, :, :entries_read] for name in self.engine.contract.cache_names}
+        if self.adapters is not None:
+            inputs |= self.adapters.inputs(first_row, batch)
         if widths is not None and self.engine.contract.in_blocks:
             inputs["widths"] = widths
         if self.cache.recurrence is not None:

@@ -14,6 +14,7 @@ from ...engines import WIDEST_STEP, EngineError, RequestError, TrtSpecError
 from ...engines.errors import first_line
 from ..acceptance.sampling_params import SamplingParams
 from ..grammars.guide import Guide
+from ..memory.adapter_pool import Loaded
 from ..sources.source import Source
 from ..state.asked import Drafting, DraftLength
 from .metrics import Speculation
@@ -50,13 +51,18 @@ class Request:
         priority: int = 0,
         source: Source | None = None,
         forced: int = 0,
+        adapter: Loaded | None = None,
     ) -> None:
         self.prompt = tuple(prompt)
         self.prediction = tuple(prediction)
         self.source = source  # of the text
         self.forced = forced  # the last tokens of the prompt that a search counts as said
-        # Of requests that begin alike, only those with the same source may read what this one leaves.
-        self.cache_salt = cache_salt if source is None else f"{cache_salt} {source.digest}"
+        self.adapter = adapter
+        if adapter is not None:
+            adapter.users.add(self)
+        # Of requests that begin alike, only those with the same source and adapter may read what this one leaves.
+        digests = [one.digest for one in (source, adapter) if one is not None]
+        self.cache_salt = " ".join([cache_salt, *digests])
         self.priority = priority
         self.cached_tokens = 0  # of the prompt, which need not be read
         self.params = params
@@ -114,6 +120,11 @@ class Request:
             self._admitted = self._admitted or perf_counter()
         self._state = state
         self.finished = state is State.FINISHED
+
+    @property
+    def adapter_name(self) -> str:
+        """The name of its adapter, empty if it has none."""
+        return "" if self.adapter is None else self.adapter.name
 
     @property
     def length(self) -> int:

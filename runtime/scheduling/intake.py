@@ -13,6 +13,7 @@ from ..drafters import PREDICTING, usual_drafter
 from ..drafters.model import DraftModel
 from ..grammars.compiler import Compiler
 from ..lengths.drafting import DraftingRules
+from ..memory.adapter_pool import Loaded
 from ..requests.request import Request
 from ..requests.text import TextStream
 from ..sources.source import Source, read_source
@@ -50,6 +51,7 @@ class Intake:
         prediction: Prompt,
         priority: int,
         source: Any,
+        adapter: Loaded | None,
     ) -> Request:
         """Make a request that is valid for the bundle, with the defaults for what was left open."""
         if type(priority) is not int:
@@ -109,6 +111,7 @@ class Intake:
             priority=priority,
             source=read_from,
             forced=self._forced(ids),
+            adapter=adapter,
         )
 
     def drafting(self, length: DraftLength | None, drafter: str | None, params: SamplingParams) -> Drafting:

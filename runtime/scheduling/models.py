@@ -7,6 +7,7 @@ from tokenizers import Tokenizer
 
 from ...engines import BLOCK_TOKENS, Bundle, Engine
 from ..drafters import ForeignDraft
+from ..memory.adapter_pool import AdapterPool
 from ..memory.budget import SPREAD, tokens_in
 from ..memory.features import Features
 from ..memory.model import Model
@@ -39,7 +40,9 @@ class Models:
             most_tokens=self.most_tokens,
             kept_blocks=self.kept_blocks,
         )
-        self.target = target = make(own[0], longest_source=longest[0])
+        room, device = contracts[0].adapters, own[0].device
+        self.adapters = None if room is None else AdapterPool(room, contracts[0].dtype, device, max_rows)
+        self.target = target = make(own[0], longest_source=longest[0], adapters=self.adapters)
         self.drafts = tuple(
             make(
                 engine,

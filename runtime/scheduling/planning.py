@@ -8,6 +8,7 @@ from itertools import count, repeat, zip_longest
 from ..acceptance.filters import FILTERS, TEMPERATURE
 from ..acceptance.sampling_params import SamplingParams
 from ..drafters import Drafter
+from ..memory.adapter_pool import AdapterPool
 from ..memory.model import Model
 from ..requests.request import Request
 from ..state.asked import Share
@@ -34,10 +35,11 @@ class Planner:
         most: int,
         bucket: Callable[[int], int | None] | None,
         recurrent: Sequence[Model] = (),
+        adapters: AdapterPool | None = None,
     ) -> None:
         self._rows, self.drafters, self._vocab_size, self._bucket = rows, drafters, vocab_size, bucket
         self._places = {name: source.place for name, source in drafters.items()}
-        self._recurrent = recurrent
+        self._recurrent, self._adapters = recurrent, adapters
         self._most = most
         self._wanted: list[Share] = []
         self.window = LEAST_WINDOW
@@ -61,6 +63,7 @@ class Planner:
                 vocab_size=self._vocab_size,
                 traced=any(request.trace is not None for request in live),
                 window=window,
+                adapters=0 if self._adapters is None else self._adapters.columns(0, len(live)),
             )
             self._rows.ask(shares, self._places)
             if self._plan.branches or self._grown:
@@ -195,6 +198,7 @@ def make_plan(
     vocab_size: int,
     traced: bool = False,
     window: int = LEAST_WINDOW,
+    adapters: int = 0,
 ) -> Plan:
     """Plan a round for rows with these parameters and shares, whose draft models first read `window` tokens."""
     longest = max(one.longest for one in shares)
@@ -217,6 +221,7 @@ def make_plan(
             (drafters[name].look_aheads(length) for one in shares for name, length in one.lines), default=0
         ),
         window=window,
+        adapters=adapters,
         filters=tuple(filters),
         draft_filters=tuple(one for one in FILTERS if one in filters or one is TEMPERATURE) if own_draft else (),
         own_draft=own_draft,

@@ -23,6 +23,7 @@ class Results:
     def __init__(self, target: Model, planner: Planner, rules: DraftingRules) -> None:
         self.speculation = Speculation()
         self.by_drafter: defaultdict[str, Speculation] = defaultdict(Speculation)  # of rounds that proposed
+        self.by_adapter: defaultdict[str, Speculation] = defaultdict(Speculation)  # of requests that have one
         self._target, self._planner, self._rules = target, planner, rules
 
     def give_all(self, flight: LaunchedRound, live: Sequence[Occupant], began: float) -> None:
@@ -52,6 +53,8 @@ class Results:
                 outcome = beaming.round(occupant.row, shape)
                 for counts in (self.speculation, request.speculation):
                     counts.add_round(outcome)
+                if request.adapter is not None:
+                    self.by_adapter[request.adapter.name].add_round(outcome)
                 if outcome.proposed:
                     self.by_drafter[request.drafting.drafter].add_round(outcome)
             if beaming.search.done:
@@ -69,6 +72,8 @@ class Results:
         if outcome.proposed:
             self.by_drafter[share.drafter].add_round(outcome, beside)
         occupant.request.speculation.add_round(outcome, beside)
+        if occupant.request.adapter is not None:
+            self.by_adapter[occupant.request.adapter.name].add_round(outcome, beside)
         occupant.chooser.observe(share.drafter or "none", outcome, result.entropies[: outcome.examined], beside)
 
     def give(self, occupant: Occupant, share: Share, result: RowResult) -> int:

@@ -49,7 +49,7 @@ class Scheduler:
         most = target.engine.verify_width - 1 if rules.most is None else rules.most
         pays = any(not model.engine.reads_live for model in self._models)  # for entries that no row has yet
         bucket = target.bucket if pays else None
-        self._planner = Planner(self._rows, drafters, target.vocab_size, most, bucket, recurrent)
+        self._planner = Planner(self._rows, drafters, target.vocab_size, most, bucket, recurrent, models.adapters)
         self.seating = Seating(
             self._rows, self._models, drafters.values(), rules, models.kept_blocks, self._planner.forget
         )
@@ -78,6 +78,10 @@ class Scheduler:
     @property
     def by_drafter(self) -> dict[str, Speculation]:
         return dict(self._results.by_drafter)
+
+    @property
+    def by_adapter(self) -> dict[str, Speculation]:
+        return dict(self._results.by_adapter)
 
     @property
     def recorded(self) -> bool:
@@ -171,7 +175,7 @@ class Scheduler:
         for occupant in self.live:
             if occupant.drafting is not occupant.request.drafting:
                 occupant.drafting = occupant.request.drafting
-                occupant.chooser = self._rules.chooser(occupant.drafting)
+                occupant.chooser = self._rules.chooser(occupant.drafting, occupant.request.adapter_name)
         if self._rules.controller is not None:
             self._rules.controller.choose([occupant.chooser for occupant in self.live], self._behind)
 

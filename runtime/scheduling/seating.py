@@ -43,6 +43,7 @@ class Seating:
         self.prefixes = Prefixes([model.cache for model in self._alike], kept_blocks)
         self._rows, self._models, self._target = rows, models, models[0]
         self._drafters, self._rules = list(drafters), rules
+        self._adapters = models[0].adapters
         self._budget = Budget(models)
         self._changed = changed
         self._submitted: WeakSet[Request] = WeakSet()
@@ -108,7 +109,7 @@ class Seating:
             return True
         drafting = request.drafting
         self._admitted += 1
-        occupant = Occupant(request, drafting, self._rules.chooser(drafting), row, self._admitted)
+        occupant = Occupant(request, drafting, self._rules.chooser(drafting, request.adapter_name), row, self._admitted)
         self.prefilling.append(occupant)
         request.state = State.PREFILLING
         admit(self._rows, row, request.prompt, request.params, request.noise_seed, self._target.vocab_size)
@@ -117,6 +118,8 @@ class Seating:
         if request.token_ids:  # it had given up its place
             resume(self._rows, row, request.params, request.token_ids)
         follow_guide(self._rows, row, request.guide)
+        if self._adapters is not None:
+            self._adapters.seat(row, request.adapter)
         for drafter in self._drafters:
             drafter.seated(request, self._rows, row)
         self._reuse_prefix(occupant)
@@ -144,6 +147,8 @@ class Seating:
             for model in self._models:  # all of them, before anything has changed: one may have no memory
                 model.cache.make_room_to_swap(occupant.row, row)
             self._rows.swap(occupant.row, row)
+            if self._adapters is not None:
+                self._adapters.swap(occupant.row, row)
             for model in self._models:
                 model.cache.swap(occupant.row, row)
             occupant.row, other.row = row, occupant.row
@@ -246,6 +251,8 @@ class Seating:
 
     def _move(self, occupant: Occupant, row: int) -> None:
         self._rows.move(occupant.row, row)
+        if self._adapters is not None:
+            self._adapters.move(occupant.row, row)
         for model in self._models:
             model.cache.move(occupant.row, row)
         occupant.row = row

@@ -76,6 +76,7 @@ class Plan:
     leaves: Level = NO_LEVEL  # of branches that nothing follows, beside all of a line
     look_aheads: int = 0  # the most that the target reads behind the last committed token of any row
     entries_read: int | None = None  # entries of a row that its steps read; None: all
+    adapters: int = 0  # columns of adapters that the target reads
     since: int = 1  # tokens of a row that recurrent layers may have to absorb
     window: int = LEAST_WINDOW  # committed tokens that a draft model reads first: as many as its cache may lack
     filters: tuple[ReadingFilter, ...] = ()  # filters that some row needs, in the order in which they apply
@@ -135,7 +136,7 @@ class Plan:
             for samplers, drafters in zip(self.samplers, self.lines, strict=True)
         ]
         sizes = self.batch, self.draft_length, self.branches, self.levels, self.look_aheads, self.window, self.since
-        return *sizes, self.turns, self.ragged, self.picks_best, *own
+        return *sizes, self.adapters, self.turns, self.ragged, self.picks_best, *own
 
     @cached_property
     def drafters(self) -> tuple[PlannedDrafter, ...]:

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
 from transformers import AutoModelForCausalLM
 from trt_spec.engines import ExportError
 from trt_spec.export import export_bundle
 from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
 from trt_spec.runtime import Decoder, SamplingParams
 
+from ..kit.adapters import adapter_of
 from ..kit.models import tiny_gpt2, tiny_llama
 
 KINDS = {
@@ -22,19 +23,6 @@ KINDS = {
     "llama, with its head": (tiny_llama, {"target_modules": ["k_proj"], "modules_to_save": ["lm_head"]}),
     "gpt2": (tiny_gpt2, {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True}),
 }
-
-
-def adapter_of(base: Path, folder: Path, **settings: Any) -> Path:
-    """Write a random adapter whose effect on the text is large."""
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    torch.manual_seed(3)
-    adapted = get_peft_model(model, LoraConfig(r=4, lora_alpha=16, task_type="CAUSAL_LM", **settings))
-    with torch.no_grad():
-        for name, weight in adapted.named_parameters():
-            if "lora_B" in name or ("modules_to_save" in name and weight.dim() > 1):
-                weight.add_(torch.randn_like(weight) * 0.3)
-    adapted.save_pretrained(folder)
-    return folder
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -100,7 +100,8 @@ def noisy_draft(bundle: Path, out: Path, noise: float, seed: int = 0, name: str 
 
     rewrite_graph(out, name, out / "target" / "model.onnx", disturb)
     opened = Bundle.open(bundle)
-    models = opened.models | {name: replace(opened.target, kind="draft")}
+    contract = opened.target.contract.without_adapters
+    models = opened.models | {name: replace(opened.target, kind="draft", contract=contract)}
     replace(opened, path=out, models=models).save()
     return out
 

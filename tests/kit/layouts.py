@@ -4,12 +4,14 @@ Each kernel is told the strides of some arguments, and takes all others to lie w
 side by side in any; where they do not, or where rows are no rows of one tensor, a kernel is given a copy.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 from trt_spec.engines import Bundle
+from trt_spec.engines.bundle import ADAPTED
 from trt_spec.engines.torch import TorchEngine
 
 PAST = {"past_keys", "past_values"}  # written in place, so there is no copy
@@ -27,7 +29,7 @@ STRIDED = {  # arguments of each operator whose strides its kernel is told
     "write": {"keys", "values"} | PAST,
 }
 BY_AXES = {"attention", "rotate", "rotate_write", "write"}  # others read rows
-SIZES = {"batch": 2, "capacity": 64, "pending": 4, "rows": 3, "slots": 8, "source": 6}
+SIZES = {"batch": 2, "capacity": 64, "columns": 8, "pending": 4, "rows": 3, "slots": 8, "source": 6}
 WIDTHS = (3, 20)  # for which there are steps of few rows of tokens and of more
 
 
@@ -93,7 +95,7 @@ def reading_of(engine: TorchEngine, width: int) -> Reading:
 
     given = [
         memory(spec.name, [sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape], spec.dtype)
-        for spec in (*engine.contract.inputs, *engine._computed)
+        for spec in (*engine._called.inputs, *engine._computed)
     ]
     reading = Reading(engine.converted(sizes))
     reading.run(*given)
@@ -101,11 +103,17 @@ def reading_of(engine: TorchEngine, width: int) -> Reading:
 
 
 def assert_kernels_read_what_is_there(bundle: Path, copied: frozenset[Given] = frozenset()) -> set[str]:
-    """Return the operators of a bundle's models, none of whose kernels misreads one, or copies others than these."""
+    """Return the operators of a bundle's models, none of whose kernels misreads one, or copies others than these.
+
+    Of a target with room for adapters that graph is read, too.
+    """
     opened, operators = Bundle.open(bundle), set[str]()
     for name, model in opened.models.items():
-        engine = TorchEngine(opened.graph(name), model.contract, "cpu", compiled=False, weightless=True)
-        for reading in (reading_of(engine, width) for width in WIDTHS):
+        graph, open_weightless = opened.graph(name), partial(TorchEngine, compiled=False, weightless=True)
+        engines = [open_weightless(graph, model.contract, "cpu")]
+        if model.contract.adapters is not None:
+            engines.append(open_weightless(graph.with_name(ADAPTED + graph.name), model.contract, "cpu", known={}))
+        for reading in (reading_of(engine, width) for engine in engines for width in WIDTHS):
             assert not reading.misread, f"{name}: kernels misread {sorted(reading.misread)}"
             assert reading.copied <= copied, f"{name}: kernels copy {sorted(reading.copied - copied)}"
             operators |= reading.operators

@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import torch
+from peft import PeftModel
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq, GenerationMixin
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -137,15 +138,20 @@ def example_sources(kind: str, count: int, seed: int = 0) -> list[Any]:
     return [[random.randrange(3, VOCAB) for _ in range(random.randint(1, 40))] for _ in range(count)]
 
 
-def said_by_transformers(kind: str, checkpoint: Path, sources: Sequence[Any], tokens: int) -> list[list[int]]:
+def said_by_transformers(
+    kind: str, checkpoint: Path, sources: Sequence[Any], tokens: int, adapter: Path | None = None
+) -> list[list[int]]:
     """Return the greedy texts of so many tokens; none of them ends before."""
-    write = writer(kind, checkpoint, max_new_tokens=tokens, min_new_tokens=tokens, num_beams=1, do_sample=False)
+    asked = {"max_new_tokens": tokens, "min_new_tokens": tokens, "num_beams": 1, "do_sample": False}
+    write = writer(kind, checkpoint, adapter, **asked)
     return [write(source)[0, 1:].tolist() for source in sources]
 
 
-def writer(kind: str, checkpoint: Path, **settings: Any) -> Callable[[Any], Any]:
+def writer(kind: str, checkpoint: Path, adapter: Path | None = None, **settings: Any) -> Callable[[Any], Any]:
     """Return what gives transformers' output behind a source."""
     model = _class_of(kind).from_pretrained(checkpoint, dtype=torch.float32).eval()
+    if adapter is not None:
+        model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
 
     def write(source: Any) -> Any:
         return GenerationMixin.generate(  # Whisper's own adds rules for tokens that these models do not have

@@ -31,8 +31,8 @@ def load(subject: Subject, directory: Path) -> Any:
     from ...export.writing.quiet import quiet_libraries
 
     with quiet_libraries():
-        checkpoint = open_checkpoint(directory)
-    promised = subject.bundle.target.contract
+        checkpoint = open_checkpoint(directory, subject.adapter)
+    promised = subject.bundle.target.contract.without_adapters
     promised = replace(promised, states=tuple(one for one in promised.states if one.name != FEATURES))  # the heads'
     found = checkpoint.shape.contract(promised.max_length, promised.dtype)
     if found != promised:

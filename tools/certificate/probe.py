@@ -11,6 +11,8 @@ from torch import Tensor
 
 from ...engines import ENGINES, Step, engines_of, open_engine
 from ...engines.bundle import TARGET
+from ...runtime.memory.adapter_files import read_adapter
+from ...runtime.memory.adapter_pool import AdapterPool
 from ...runtime.memory.features import Features
 from ...runtime.memory.model import Model
 from ...runtime.sources.encoder import Encoder
@@ -19,6 +21,18 @@ from ..example_sources import example_source
 from .subject import Subject
 
 NEVER = -1e9  # a logit whose token is not said, and that can be subtracted from itself
+
+
+def _seated(subject: Subject) -> AdapterPool | None:
+    """Return the memory of the subject's adapter, which every row has."""
+    room = subject.bundle.target.contract.adapters
+    if subject.adapter is None or room is None:
+        return None
+    pool = AdapterPool(room, subject.bundle.target.contract.dtype, subject.device, subject.batch)
+    adapter = pool.load("", subject.adapter, read_adapter(subject.adapter, room))
+    for row in range(subject.batch):
+        pool.seat(row, adapter)
+    return pool
 
 
 class Probe:
@@ -43,6 +57,7 @@ class Probe:
             bundle.capacity_of(role),
             features=features,
             longest_source=bundle.longest_source(role),
+            adapters=_seated(subject) if role == TARGET else None,
         )
         self._bundle, self._lock = bundle, Lock()
         self._unsaid = torch.tensor(bundle.tokenizer.unsaid_ids, dtype=torch.int64)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -58,13 +59,17 @@ class Subject:
     engine: str
     device: str
     batch: int  # the most rows decoded together
-    decoder: type[Decoder] = SourcedDecoder
+    decoder: type[SourcedDecoder] = SourcedDecoder
+    adapter: Path | None = None  # that the target has in all requests
 
     def open(self, max_batch: int | None = None, *, capture: bool = True, prefix_bytes: int | None = None) -> Decoder:
         batch = max_batch or self.batch
-        return self.decoder.open(
-            self.bundle, self.engine, self.device, batch, capture=capture, prefix_bytes=prefix_bytes
-        )
+        kind = self.decoder if self.adapter is None else SourcedDecoder  # others may recall what has no adapter
+        decoder = kind.open(self.bundle, self.engine, self.device, batch, capture=capture, prefix_bytes=prefix_bytes)
+        if self.adapter is not None:
+            decoder.adapter = self.adapter.resolve().name
+            decoder.load_adapter(decoder.adapter, self.adapter)
+        return decoder
 
     def in_engine(self, engine: str) -> "Subject":
         return replace(self, engine=engine)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ...engines import RequestError
 from ...runtime import Output
 from ..console import say
+from ..flags.adapters import add_adapter_flag, loaded_adapter, refuse_adapters
 from ..flags.controller import add_controller_flags, draft_length, refuse_drafting
 from ..flags.engine import add_engine_flags, engine_name, open_decoder
 from ..flags.sampling import add_sampling_flags, sampling_params
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bundle", required=True, metavar="B", type=Path, help="the folder that export-models wrote")
     add_template_flags(parser)
     add_engine_flags(parser)
+    add_adapter_flag(parser)
     add_controller_flags(parser)
     add_sampling_flags(parser, temperature=1.0, max_new_tokens=512)
 
@@ -40,12 +42,14 @@ def run(arguments: argparse.Namespace) -> int:
     engine_name(arguments)
     given_template(arguments)
     params = sampling_params(arguments)
+    refuse_adapters(filter(None, [arguments.adapter]), arguments.bundle)
     with open_decoder(arguments, max_batch=1, prefix_bytes=KEPT_BYTES) as decoder:
+        adapter = loaded_adapter(decoder, arguments.adapter)
         template, conversation = template_of(arguments, decoder), beginning(arguments)
         for line in _lines():
             conversation.append({"role": "user", "content": line})
             with _no_typing():
-                output = _answer(decoder, template.encode(conversation), params, arguments)
+                output = _answer(decoder, template.encode(conversation), params, arguments, adapter)
             conversation.append({"role": "assistant", "content": output.text})
     if params.lenient:
         say(lossy(params.lenience))
@@ -81,12 +85,19 @@ def _no_typing() -> Iterator[None]:
         termios.tcsetattr(sys.stdin, termios.TCSAFLUSH, before)
 
 
-def _answer(decoder: "Decoder", prompt: list[int], params: "SamplingParams", arguments: argparse.Namespace) -> Output:
+def _answer(
+    decoder: "Decoder",
+    prompt: list[int],
+    params: "SamplingParams",
+    arguments: argparse.Namespace,
+    adapter: str | None,
+) -> Output:
     room = decoder.bundle.max_length - len(prompt)
     if room < 1:
         raise RequestError(f"the conversation fills the model's {decoder.bundle.max_length} tokens; begin another")
     params = replace(params, max_new_tokens=min(params.max_new_tokens, room))
-    request = decoder.submit(prompt, params, draft_length=draft_length(arguments), drafter=arguments.drafter)
+    asked = {"draft_length": draft_length(arguments), "drafter": arguments.drafter, "adapter": adapter}
+    request = decoder.submit(prompt, params, **asked)
     ink = Ink(sys.stdout, decoder.tokenizer)
     while not request.finished:
         decoder.step()

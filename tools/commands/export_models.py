@@ -155,6 +155,8 @@ def _export(arguments: argparse.Namespace, text: str | None, show: Any) -> "Expo
         progress=show,
         lora=arguments.lora,
         draft_lora=arguments.draft_lora,
+        adapters=arguments.adapters,
+        adapter_rank=arguments.adapter_rank,
     )
 
 
@@ -190,6 +192,20 @@ def _parser() -> Parser:
         default=[],
         metavar="DIR",
         help="one to merge into a draft; may be repeated, in the order of the drafts",
+    )
+    parser.add_argument(
+        "--adapters",
+        type=positive,
+        default=0,
+        metavar="N",
+        help="leave room for so many LoRA adapters at a time, which requests name while serving (default: none)",
+    )
+    parser.add_argument(
+        "--adapter-rank",
+        type=positive,
+        default=16,
+        metavar="R",
+        help="the highest rank that one may have (default 16)",
     )
     parser.add_argument(
         "--max-length",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...engines import RequestError
 from ...runtime import BeamText, Output
+from ..flags.adapters import add_adapter_flag, loaded_adapter, refuse_adapters
 from ..flags.controller import add_controller_flags, draft_length, refuse_drafting
 from ..flags.engine import add_engine_flags, engine_name, open_decoder
 from ..flags.prompt import add_prompt_flags, add_source_flags, chosen_prompt, chosen_source
@@ -42,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--trace", action="store_true", help="print a line about each round, then the text")
     add_sampling_flags(parser)
+    add_adapter_flag(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -53,6 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     engine_name(arguments)
     given_template(arguments)
     refuse_unfit(arguments.trace_html)
+    refuse_adapters(filter(None, [arguments.adapter]), arguments.bundle)
     source = chosen_source(arguments)
     prompt = chosen_prompt(arguments, needed=source is None)
     params = sampling_params(arguments)
@@ -64,6 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
             drafter=arguments.drafter,
             trace=arguments.trace or bool(out),
             source=source,
+            adapter=loaded_adapter(decoder, arguments.adapter),
         )
         if arguments.trace and not arguments.json:
             _print_rounds(decoder, request)

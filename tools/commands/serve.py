@@ -17,6 +17,7 @@ from ...runtime.acceptance.parameter_fields import RULES, ParameterFields
 from ...runtime.acceptance.ranges import refuse_out_of_range
 from ..console import say
 from ..extras import install_command
+from ..flags.adapters import named_adapter, refuse_adapters
 from ..flags.controller import add_controller_flags, draft_length, refuse_drafting
 from ..flags.engine import add_engine_flags, engine_name, open_decoder
 from ..flags.groups import LIMITS, SAMPLING, SPECULATION, group
@@ -61,6 +62,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_name,
         default=[],
         help="what clients call it; may be repeated (default: the target's name)",
+    )
+    parser.add_argument(
+        "--adapter",
+        metavar="NAME=DIR",
+        action="append",
+        type=named_adapter,
+        default=[],
+        help="serve this LoRA adapter, too: requests name it as their model; may be repeated",
+    )
+    parser.add_argument(
+        "--adapters-from",
+        metavar="DIR",
+        type=Path,
+        help="let clients load adapters from folders in this one, by POST /v1/load_lora_adapter (default: they cannot)",
     )
     parser.add_argument(
         "--chat-template", metavar="F", type=Path, help="a jinja file to use instead of the bundle's chat template"
@@ -156,6 +171,7 @@ def run(arguments: argparse.Namespace) -> int:
         refuse_parser(arguments.reasoning_parser)
     refuse_drafting(arguments)
     engine_name(arguments)
+    _refuse_adapters(arguments)
     refuse_unheard(arguments.host, [port for port in (arguments.port, arguments.metrics_port) if port is not None])
     _refuse_model(arguments)
     files = arguments.api_key_file is not None or tls is not None
@@ -203,12 +219,24 @@ def _serve(
             drafter=arguments.drafter,
             defaults=defaults,
             traces=traces,
+            adapters=arguments.adapter,
+            adapter_root=arguments.adapters_from,
         )
         beside = None if aside is None else Beside(make_metrics_app(service), aside)
         app = make_app(service, keys, arguments.log_prompts, arguments.allow_origin, allowances, beside is not None)
         line = f"trt-spec serves {service.name} with {decoder.engine} on {arguments.device} at {address(listener, tls)}"
         line += "" if aside is None else f" and metrics at {address(aside, tls)}"
         return serve(app, service, listener, arguments.drain_seconds, lambda: say(line), tls, read_again, beside)
+
+
+def _refuse_adapters(arguments: argparse.Namespace) -> None:
+    folders = [folder for _, folder in arguments.adapter]
+    bundle = arguments.model or arguments.bundle
+    if (folders or arguments.adapters_from) and (bundle is None or not _is_bundle(arguments)):
+        raise RequestError("adapters need a bundle that has room for them; export one with export-models --adapters")
+    refuse_adapters(folders, None if bundle is None else Path(bundle))
+    if arguments.adapters_from is not None and not arguments.adapters_from.is_dir():
+        raise RequestError(f"--adapters-from {arguments.adapters_from} is no folder; name one")
 
 
 def _refuse_model(arguments: argparse.Namespace) -> None:

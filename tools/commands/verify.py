@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
         out = stack.enter_context(whole_file(arguments.json)) if arguments.json else None
         bundle = Bundle.open(arguments.bundle)
         engine = resolve(bundle, engine_name(arguments), arguments.device, arguments.batch)
-        subject = Subject(bundle, engine, arguments.device, arguments.batch)
+        subject = Subject(bundle, engine, arguments.device, arguments.batch, adapter=arguments.adapter)
         probes = stack.enter_context(Probes(subject))
         findings = []
         for finding in _findings(subject, probes, effort, arguments):
@@ -77,6 +77,7 @@ def _result(subject: Subject, effort: Effort, findings: list[Finding], seconds: 
         "engine": subject.engine,
         "device": subject.device,
         "batch": subject.batch,
+        "adapter": None if subject.adapter is None else str(subject.adapter),
         "rounding_allowed": subject.rounding,
         "false_alarm": distribution.FALSE_ALARM,
         "effort": effort.name,

@@ -10,6 +10,7 @@ from pathlib import Path
 from ...engines import RequestError
 from ..certificate.effort import FULL, POWER, QUICK
 from ..whole_file import refuse_unfit
+from .adapters import refuse_adapters
 from .engine import add_engine_flags, engine_name
 from .sampling import positive
 
@@ -40,12 +41,14 @@ def refuse(arguments: argparse.Namespace) -> None:
 
         require_found(str(arguments.checkpoint))
     engine_name(arguments)
+    refuse_adapters(filter(None, [arguments.adapter]), arguments.bundle)
     refuse_unfit(arguments.json)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="made by export-models")
     parser.add_argument("--checkpoint", metavar="DIR", type=Path, help="what the bundle's target was exported from")
+    parser.add_argument("--adapter", metavar="DIR", type=Path, help="certify the target with this LoRA adapter")
     parser.add_argument(
         "--only", action="append", choices=CHECKS, help="run this check, not all of them; may be repeated"
     )

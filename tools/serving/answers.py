@@ -134,6 +134,7 @@ class ModelCard(Struct):
     max_model_len: int
     object: Literal["model"] = "model"
     owned_by: str = "trt-spec"
+    parent: str | None = None  # of an adapter, the model that it adapts
 
 
 class ModelList(Struct):

@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from ...engines import RequestError, TrtSpecError
 from .access_log import AccessLog, note
+from .adapters import load_adapter, unload_adapter
 from .allowances import Allowances
 from .answers import ModelList, Prompt, Status, Tokens, Version
 from .bodies import DetokenizeBody, TokenizeBody
@@ -32,6 +33,8 @@ from .service import Service, body_of
 from .transcriptions import transcribe, translate
 
 UNSERVED = {  # paths of other servers, and why they are none here
+    "/v1/load_lora_adapter": "this server takes no adapters from clients; start it with --adapters-from",
+    "/v1/unload_lora_adapter": "this server takes no adapters from clients; start it with --adapters-from",
     "/v1/embeddings": "the model writes text and gives no embeddings; ask a server of an embedding model",
     "/v1/rerank": "the model writes text and ranks none; ask a server of a reranking model",
     "/v1/moderations": "nothing is moderated here; ask a service that does",
@@ -74,6 +77,14 @@ def make_app(
         Route("/v1/audio/translations", translate, methods=["POST"]),
         Route("/v1/models", models),
         Route("/v1/models/{model:path}", model),
+        *(
+            []
+            if service.adapter_root is None
+            else [
+                Route("/v1/load_lora_adapter", load_adapter, methods=["POST"]),
+                Route("/v1/unload_lora_adapter", unload_adapter, methods=["POST"]),
+            ]
+        ),
         Route("/tokenize", tokenize, methods=["POST"]),
         Route("/apply-template", apply_template, methods=["POST"]),
         Route("/detokenize", detokenize, methods=["POST"]),

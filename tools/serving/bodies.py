@@ -57,6 +57,16 @@ class StreamOptions(Closed, kw_only=True):
     include_obfuscation: bool = False  # a text of random length in each chunk
 
 
+class LoadAdapterBody(Closed, kw_only=True):
+    lora_name: Annotated[str, Meta(min_length=1, max_length=256)]
+    lora_path: Annotated[str, Meta(min_length=1, max_length=4096)]
+
+
+class UnloadAdapterBody(Closed, kw_only=True):
+    lora_name: Annotated[str, Meta(min_length=1, max_length=256)]
+    lora_int_id: Ignored = None
+
+
 class TextPart(Closed, kw_only=True):
     type: Literal["text"]
     text: str

@@ -162,6 +162,12 @@ class Watch(Collector):
                 CounterMetricFamily(f"trt_spec:{proposed}_tokens", text, labels=["model_name", "drafter"]),
                 [((name,), getattr(one, proposed)) for name, one in by_drafter.items()],
             )
+        by_adapter = {name: Speculation(Counts(dict(one.outcomes))) for name, one in sorted(decoder.by_adapter.items())}
+        for proposed, text in (("proposed", "Tokens proposed, by adapter."), ("accepted", "And those that were accepted.")):
+            yield self._family(
+                CounterMetricFamily(f"trt_spec:adapter_{proposed}_tokens", text, labels=["model_name", "adapter"]),
+                [((name,), getattr(one, proposed)) for name, one in by_adapter.items()],
+            )
         yield self._family(
             CounterMetricFamily(
                 "trt_spec:grammars_given_up", "Grammars that took too long to compile.", labels=["model_name"]

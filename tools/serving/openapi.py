@@ -35,6 +35,8 @@ POSTS: dict[str, tuple[str, type, type]] = {  # path: what it does, what it take
     "/v1/messages/count_tokens": ("Count what would be read.", messages.CountedBody, answers.InputTokens),
     "/apply-template": ("Turn messages into a prompt.", bodies.ApplyTemplateBody, answers.Prompt),
     "/tokenize": ("Turn text or messages into token ids.", bodies.TokenizeBody, answers.Tokens),
+    "/v1/load_lora_adapter": ("Load an adapter.", bodies.LoadAdapterBody, answers.Status),
+    "/v1/unload_lora_adapter": ("Unload one.", bodies.UnloadAdapterBody, answers.Status),
     "/detokenize": ("Turn token ids into text.", bodies.DetokenizeBody, answers.Prompt),
 }
 HEARD: dict[str, str] = {  # path: what it does with the sound in a form
@@ -93,6 +95,8 @@ def openapi_page(service: Service, with_keys: bool, served: Container[str]) -> d
 
     paths: dict[str, Any] = {}
     for path, (summary, body, answer) in POSTS.items():
+        if path not in served:
+            continue
         ok = _content(place[answer])
         if path in STREAMED:
             ok["text/event-stream"] = {"schema": EVENT}
@@ -110,7 +114,8 @@ def openapi_page(service: Service, with_keys: bool, served: Container[str]) -> d
         text = {"text/plain": {"schema": {"type": "string"}}} if path == "/metrics" else _content({"type": "object"})
         ok = text if given is None else _content(place[given])
         name = "response_id" if "response_id" in path else "model"
-        values = {"enum": list(service.names)} if name == "model" else {"type": "string", "minLength": 1}
+        known = name == "model" and service.adapter_root is None  # else there may be more later
+        values = {"enum": service.known} if known else {"type": "string", "minLength": 1}
         named = [{"name": name, "in": "path", "required": True, "schema": values}]
         paths[path] = {"get": operation(path, summary, ok, **({"parameters": named} if "{" in path else {}))}
     return {
@@ -129,6 +134,10 @@ def _make_precise(schemas: dict[str, Any], service: Service) -> None:
     """Write the limits of this very model into the schemas."""
     for name, schema in schemas.items():
         if name.endswith("Body") and "model" in schema["properties"]:
-            schema["properties"]["model"] = {"enum": [*service.names, None], "default": None}
+            known = service.adapter_root is None
+            schema["properties"]["model"] = {
+                **({"enum": [*service.known, None]} if known else {"type": ["string", "null"]}),
+                "default": None,
+            }
     tokens = schemas["DetokenizeBody"]["properties"]["tokens"]
     tokens["items"]["maximum"] = service.decoder.vocab_size - 1

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
@@ -58,6 +59,7 @@ class Service:
     defaults: Mapping[str, Any] = field(default_factory=lambda: DEFAULTS)
     kept_answers: KeptAnswers = field(default_factory=KeptAnswers)
     traces: "Traces | None" = None
+    adapter_root: Path | None = None  # a folder from which clients may load adapters; None: they may not
     keep_alive_seconds: float = 10.0
     created: int = field(default_factory=lambda: int(time.time()))
     _one_long: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
@@ -77,6 +79,11 @@ class Service:
     def max_length(self) -> int:
         return self.decoder.bundle.max_length
 
+    @property
+    def known(self) -> list[str]:
+        """The names that a request may call the model by: its own, and those of adapters."""
+        return [*self.names, *self.decoder.adapters]
+
     @cached_property
     def fingerprint(self) -> str:
         """The same for the same bundle in the same engine."""
@@ -85,12 +92,24 @@ class Service:
 
     @property
     def cards(self) -> list[ModelCard]:
-        """A card for each of the model's names."""
-        return [ModelCard(name, self.created, self.max_length) for name in self.names]
+        """A card for each of the model's names, and for each adapter."""
+        own = [ModelCard(name, self.created, self.max_length) for name in self.names]
+        return own + [
+            ModelCard(name, self.created, self.max_length, parent=self.name) for name in self.decoder.adapters
+        ]
+
+    def require_new(self, adapter: str) -> None:
+        """Refuse an adapter by the name of the model itself, or of another adapter."""
+        if adapter in self.names or adapter in self.decoder.adapters:
+            raise ApiError(400, f"{adapter!r} is served already; choose another name", "lora_name")
+
+    def adapter_of(self, model: str | None) -> str | None:
+        """Return the adapter that a model's name means; a name of the model itself means none."""
+        return None if model is None or model in self.names else model
 
     def require_model(self, asked: str | None) -> None:
-        if asked is not None and asked not in self.names:
-            expected = " or ".join(map(repr, self.names))
+        if asked is not None and asked not in self.known:
+            expected = " or ".join(map(repr, self.known))
             raise ApiError(404, f"model {asked!r} is not served here, expected {expected}", "model", "model_not_found")
 
     @cached_property
@@ -191,7 +210,10 @@ class Service:
                 length = usual if body.draft_length is None else body.draft_length
                 drafter = body.drafter or (None if predicted or searches else self.drafter)
                 priority = body.priority or 0
-                wanted.append(Submission(prompt, params, length, drafter, salt, predicted, priority, source, caller))
+                adapter = self.adapter_of(body.model)
+                wanted.append(
+                    Submission(prompt, params, length, drafter, salt, predicted, priority, source, caller, adapter)
+                )
         return wanted
 
     def truncated(self, prompt: list[int], body: Sampling, max_tokens: int | None) -> list[int]:
@@ -212,6 +234,8 @@ def open_service(
     drafter: str | None = None,
     defaults: Mapping[str, Any] = DEFAULTS,
     traces: "Traces | None" = None,
+    adapters: Sequence[tuple[str, Path]] = (),
+    adapter_root: Path | None = None,
 ) -> Service:
     """Serve an open decoder; `chat_template` takes the place of the bundle's own."""
     bundle = decoder.bundle
@@ -234,9 +258,12 @@ def open_service(
     spelling = Spelling(decoder.tokenizer, bundle.tokenizer_file)
     longest = Longest(decoder.tokenizer, bundle.tokenizer_file)
     marks = None if reasoning_parser is None else marks_of(reasoning_parser, template.special if template else ())
-    return Service(
-        stepper, spelling, template, names, metrics, longest, marks, draft_length, drafter, left_open, kept, traces
-    )
+    own = draft_length, drafter, left_open, kept, traces, adapter_root
+    service = Service(stepper, spelling, template, names, metrics, longest, marks, *own)
+    for adapter, folder in adapters:
+        service.require_new(adapter)
+        decoder.load_adapter(adapter, folder)
+    return service
 
 
 def seed_of_choice(seed: int, choice: int) -> int:

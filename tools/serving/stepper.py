@@ -45,6 +45,7 @@ class Submission(NamedTuple):
     priority: int = 0
     source: Source | Sequence[int] | None = None
     caller: str = ""  # whose allowance it counts for
+    adapter: str | None = None
 
 
 class Ticket:
@@ -207,6 +208,7 @@ class Stepper:
                     prediction=one.prediction,
                     priority=one.priority,
                     source=one.source,
+                    adapter=one.adapter,
                     on_progress=self._noting(ticket, every_round),
                 )
                 tickets.append(ticket)

@@ -101,7 +101,7 @@ async def _write_down(request: Request, task: str) -> Response:
         with in_terms_of({"samples": "file"}):
             work, asked = await service.aside(begin, LONG_TEXT)  # one after another: it takes much memory
         kind = Streamed if form.stream else Whole
-        listening = Listening(service, work, asked, caller_of(request))
+        listening = Listening(service, work, asked, caller_of(request), service.adapter_of(form.model))
         return kind(service, listening, news, form.response_format, stack.pop_all())
 
 
@@ -129,8 +129,8 @@ class Pieces:
 class Listening:
     """Asks the decoder for one window after another, among the requests of other clients."""
 
-    def __init__(self, service: Service, work: Work, first: Window, caller: str) -> None:
-        self._service, self._work, self._asked, self._caller = service, work, first, caller
+    def __init__(self, service: Service, work: Work, first: Window, caller: str, adapter: str | None) -> None:
+        self._service, self._work, self._asked, self._caller, self._adapter = service, work, first, caller, adapter
         self._group: RequestGroup | None = None
 
     async def next(self) -> Transcript | None:
@@ -143,6 +143,7 @@ class Listening:
             self._service.drafter,
             self._caller,
             source=asked.source,
+            adapter=self._adapter,
         )
         self._group = self._service.stepper.submit([wanted], every_round=False, placed=True)
         await self._group.ended()

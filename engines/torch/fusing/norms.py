@@ -30,7 +30,14 @@ def _with_casts(graph: Rewriting, node: Node) -> Node | None:
     if after and dtype_of(after.attributes["to"]).is_floating_point:
         dtype, output = dtype_of(after.attributes["to"]), after.outputs
         old.append(after)
-    epsilon = node.attributes.get("epsilon", 1e-5)
+    epsilon, turned, places = node.attributes.get("epsilon", 1e-5), graph.maker(x, "Transpose"), list[int]()
+    if turned and graph.only_reader(x) in old:
+        places = turned.attributes["perm"]
+    if turned and places and places[-1] == len(places) - 1:  # a kernel reads rows, which a turned tensor has not
+        unturned = f"{output[0]}.unturned"
+        new = fused("Norm", [turned.inputs[0], node.inputs[1]], [unturned], epsilon=epsilon, dtype=dtype)
+        graph.replace([*old, turned], new, Node(turned.name, "Transpose", (unturned,), output, turned.attributes))
+        return new
     new = fused("Norm", [x, node.inputs[1]], output, epsilon=epsilon, dtype=dtype)
     graph.replace(old, new)
     return new

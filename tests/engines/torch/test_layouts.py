@@ -11,6 +11,7 @@ from trt_spec.engines.torch.kernels import LAUNCHES
 from trt_spec.export import export_bundle
 from trt_spec.export.families.table import WITH_SOURCES, WORKS
 
+from ...kit.adapters import Adapted
 from ...kit.bundles import Pair
 from ...kit.families import tiny_checkpoint
 from ...kit.headed import Headed
@@ -24,6 +25,11 @@ COPIED = {  # what does not lie in rows where a kernel reads rows
 def test_in_a_target_and_its_draft(llama: Pair) -> None:
     assert STRIDED.keys() == LAUNCHES.keys()
     found = assert_kernels_read_what_is_there(llama.bundle)
+    assert found == {"add_norm", "angles", "attention", "gate", "norm", "product", "rotate_write"}
+
+
+def test_beside_adapters(adapted: Adapted) -> None:
+    found = assert_kernels_read_what_is_there(adapted.pair.bundle)
     assert found == {"add_norm", "angles", "attention", "gate", "norm", "product", "rotate_write"}
 
 

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ssl import SSLContext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import openai
@@ -59,6 +59,7 @@ def serving(
     tls: SSLContext | None = None,
     allowances: Allowances | None = None,
     traces: "Traces | None" = None,
+    **more: Any,
 ) -> Iterator[Served]:
     """Serve a pair from a thread of its own until the block ends."""
     started, ends = threading.Event(), []
@@ -66,7 +67,7 @@ def serving(
         Decoder.open(pair.bundle, max_batch=max_batch, prefix_bytes=prefix_bytes) as decoder,
         listen("127.0.0.1", 0) as listener,
     ):
-        service = open_service(decoder, max_waiting, names, template, reasoning, drafter=drafter, traces=traces)
+        service = open_service(decoder, max_waiting, names, template, reasoning, drafter=drafter, traces=traces, **more)
         app = make_app(service, Keys(keys), log_prompts, origins, allowances)
 
         async def run() -> None:

@@ -1,0 +1,99 @@
+"""Give a written graph room for adapters: beside each product of its layers the two narrow ones of every row's own.
+
+All adapters lie side by side as columns of one memory. A row keeps the columns that are its adapter's, so that a batch
+may mix adapters in one call, and a row without one adds zeros to what the product gives.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import onnx_ir as ir
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from ...engines import ADAPTER, OWNERS, Adapters, ExportError, Product
+from .merge_projections import MERGED
+from .nodes import Nodes
+
+MATRIX = re.compile(r"(.+)\.weight(\.T)?(\.wide)?(\.rounded)?(\.float32)?")  # its module, and what rewrites have added
+
+
+def linear_modules(model: Any) -> dict[str, tuple[int, int]]:
+    """Return inputs and outputs of each linear layer, by its name; not of the one that gives the logits."""
+    found, last = {}, model.get_output_embeddings()
+    for name, module in model.named_modules():
+        if module is last:
+            continue
+        if isinstance(module, nn.Linear):
+            found[name] = module.in_features, module.out_features
+        elif isinstance(module, Conv1D):
+            found[name] = module.nx, module.nf
+    return found
+
+
+def adaptable(model: ir.Model, modules: Mapping[str, tuple[int, int]]) -> tuple[Product, ...]:
+    """Return the products that can have adapters: with matrices of those modules, each by inputs and outputs."""
+    names = [name for node in model.graph for name in _modules(node) if name in modules]
+    twice = {name for name in names if names.count(name) > 1}
+    return tuple(Product(name, *modules[name]) for name in names if name not in twice)
+
+
+def adapt(model: ir.Model, adapters: Adapters) -> int:
+    """Add the adapters to a graph; returns beside how many products."""
+    graph, products = model.graph, {one.name: one for one in adapters.products}
+    places = [node for node in graph if any(name in products for name in _modules(node))]
+    dtype = next(value.dtype for node in places for value in node.inputs[:1] if value is not None)
+    assert dtype is not None
+    given = {
+        spec.name: ir.Value(
+            name=spec.name,
+            shape=ir.Shape(spec.shape),
+            type=ir.TensorType(ir.DataType.INT64 if spec.dtype == "int64" else dtype),
+        )
+        for spec in adapters.inputs("float32")
+    }
+    graph.inputs.extend(given.values())
+    op = Nodes(graph)
+    first = op("Unsqueeze", given[ADAPTER], op.stored([1]))
+    own = op("Cast", op("Equal", first, op("Unsqueeze", given[OWNERS], op.stored([0]))), to=int(dtype))
+    of_rows = op("Unsqueeze", own, op.stored([1]))  # [B, 1, columns]
+    tokens = op("Concat", op("Shape", graph.inputs[0]), op.stored([1]), axis=0)
+    size = op("Concat", op.stored([-1]), op("Shape", given[OWNERS]), axis=0)
+    of_tokens = op("Reshape", op("Expand", of_rows, tokens), size)  # [B · S, columns], where rows lie one after another
+    shares = {3: of_rows, 2: of_tokens}
+    made = list(op.made)
+    graph.insert_before(graph[0], made)
+    for node in places:
+        hidden, place = node.inputs[0], node.outputs[0]
+        assert hidden is not None
+        # Before the bias, which engines add within what comes next.
+        rank = next((len(value.shape) for value in (place, hidden) if value.shape is not None), 0)
+        if rank not in shares:
+            raise ExportError(f"{node.name} gives {place.name} of the shape {place.shape}; please report it")
+        op = Nodes(graph)
+        parts = []
+        for name in _modules(node):
+            narrow = op("MatMul", hidden, op("Transpose", given[products[name].down], perm=[1, 0]))
+            narrow = op("Mul", narrow, shares[rank])
+            parts.append(op("MatMul", narrow, given[products[name].up]))
+        added = parts[0] if len(parts) == 1 else op("Concat", *parts, axis=-1)
+        users = list(place.uses())
+        whole = op("Add", place, added)
+        whole.shape, whole.type = place.shape, place.type
+        graph.insert_after(node, op.made)
+        made += op.made
+        for use in users:
+            use.node.replace_input_with(use.idx, whole)
+    for number, node in enumerate(made):  # else they get names that parts of an If may have
+        node.outputs[0].name = f"adapters.{number}"
+    return len(places)
+
+
+def _modules(node: ir.Node) -> Iterator[str]:
+    """Yield the modules of a product, several where their matrices were merged."""
+    if node.op_type not in ("MatMul", "Gemm") or node.inputs[1] is None:
+        return
+    for name in str(node.metadata_props.get(MERGED, node.inputs[1].name)).split(" "):
+        if found := MATRIX.fullmatch(name):
+            yield found[1]

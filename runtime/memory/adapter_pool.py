@@ -1,0 +1,124 @@
+"""Holds the adapters that are loaded, side by side as graphs read them, and knows which row has which."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from ...engines import ADAPTER, OWNERS, Adapters, RequestError
+from .adapter_files import Read
+
+NONE = 0  # the number of rows without an adapter
+
+
+@dataclass(eq=False)
+class Loaded:
+    """An adapter that lies in the pool. Its memory is free again once it was unloaded and no request needs it."""
+
+    name: str
+    folder: Path
+    number: int  # its columns begin at (number - 1) · rank
+    digest: str  # of all that it is: what was computed with another must not be found by its requests
+    users: "WeakSet[Any]" = field(default_factory=WeakSet)  # requests, which say whether they have finished
+
+    @property
+    def in_use(self) -> bool:
+        return any(not one.finished for one in self.users)
+
+
+class AdapterPool:
+    """The memory of all adapters, made when the first is loaded. It stays in place, so that rounds may be recorded."""
+
+    def __init__(self, room: Adapters, dtype: str, device: str, max_rows: int) -> None:
+        self.room = room
+        self.loaded: dict[str, Loaded] = {}
+        self._leaving: list[Loaded] = []  # unloaded, but still in use
+        self._dtype, self._device = getattr(torch, dtype), device
+        self._rows = [NONE] * max_rows
+        self._index = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self._owners = torch.arange(1, room.most + 1, device=device).repeat_interleave(room.rank)
+        self._matrices: dict[str, Tensor] = {}
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(one.nbytes for one in self._matrices.values())
+
+    def require_new(self, name: str) -> None:
+        if name in self.loaded:
+            raise RequestError(f"there is an adapter {name!r} already; unload it first", "adapter")
+
+    def load(self, name: str, folder: Path, read: Read) -> Loaded:
+        """Put an adapter that was read into the pool; nothing changes if there is no room."""
+        self.require_new(name)
+        self._leaving = [one for one in self._leaving if one.in_use]
+        taken = {one.number for one in (*self.loaded.values(), *self._leaving)}
+        number = next((one for one in range(1, self.room.most + 1) if one not in taken), None)
+        if number is None:
+            waiting = f", of which {len(self._leaving)} are unloaded but still in use" if self._leaving else ""
+            raise RequestError(f"{self.room.most} adapters are loaded{waiting}; unload one first", "adapter")
+        if not self._matrices:
+            columns = self.room.most * self.room.rank
+            self._matrices = {
+                name: torch.zeros(columns, width, dtype=self._dtype, device=self._device)
+                for one in self.room.products
+                for name, width in ((one.down, one.inputs), (one.up, one.outputs))
+            }
+        begin = (number - 1) * self.room.rank
+        for product in self.room.products:
+            pair = read.pairs.get(product.name, (None, None))
+            for key, made in zip((product.down, product.up), pair, strict=True):
+                own = self._matrices[key][begin : begin + self.room.rank].zero_()
+                if made is not None:
+                    own[: len(made)].copy_(made)
+        self.loaded[name] = loaded = Loaded(name, folder, number, read.digest)
+        return loaded
+
+    def unload(self, name: str) -> None:
+        """Take no more requests for an adapter; those that have it keep it to their end."""
+        self._leaving.append(self.named(name))
+        del self.loaded[name]
+
+    def named(self, name: str) -> Loaded:
+        if name not in self.loaded:
+            known = ", ".join(self.loaded) or "none"
+            raise RequestError(f"there is no adapter {name!r}; loaded are: {known}", "adapter")
+        return self.loaded[name]
+
+    # Rows.
+
+    def seat(self, row: int, adapter: Loaded | None) -> None:
+        """Give a row the adapter of its new request."""
+        self._note(row, NONE if adapter is None else adapter.number)
+
+    def move(self, source: int, destination: int) -> None:
+        self._note(destination, self._rows[source])
+
+    def swap(self, one: int, other: int) -> None:
+        ours, theirs = self._rows[one], self._rows[other]
+        self._note(one, theirs)
+        self._note(other, ours)
+
+    def _note(self, row: int, number: int) -> None:
+        if self._rows[row] != number:
+            self._rows[row] = number
+            self._index[row] = number
+
+    # Calls.
+
+    def columns(self, first: int, rows: int) -> int:
+        """Return how many columns a call over these rows must read: a power of two of adapters, or all."""
+        last = max(self._rows[first : first + rows], default=NONE)
+        adapters = 1 << (last - 1).bit_length() if last else 0
+        return min(adapters, self.room.most) * self.room.rank
+
+    def inputs(self, first: int, rows: int) -> Mapping[str, Tensor]:
+        """Return what a call over these rows is given; nothing if none of them has an adapter."""
+        columns = self.columns(first, rows)
+        if not columns:
+            return {}
+        given = {name: matrix[:columns] for name, matrix in self._matrices.items()}
+        return given | {ADAPTER: self._index[first : first + rows], OWNERS: self._owners[:columns]}

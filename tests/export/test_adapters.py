@@ -1,0 +1,72 @@
+"""A graph with room for adapters computes them, and a row without one has the bits of the graph alone."""
+
+from pathlib import Path
+
+import pytest
+from trt_spec.engines import ExportError
+from trt_spec.engines.bundle import ADAPTED, FUSED, GRAPH
+from trt_spec.export import export_bundle
+from trt_spec.export.checking import check_adapters as checking
+from trt_spec.export.passes.quantise import Quantisation
+
+from ..kit.families import tiny_checkpoint
+from ..kit.models import tiny_llama
+from ..kit.source_models import tiny_behind_source
+
+ATTENTION, GATED = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]
+
+
+def exported(checkpoint: Path, out: Path, **options: object):
+    [target] = export_bundle(checkpoint, out, adapters=2, adapter_rank=4, **options).models
+    return target.entry
+
+
+def test_beside_every_product_of_a_layer_there_is_room(tmp_path: Path) -> None:
+    entry = exported(tiny_llama(tmp_path / "llama"), tmp_path / "bundle")
+    room = entry.contract.adapters
+    assert (room.most, room.rank) == (2, 4)
+    assert {one.name.rpartition(".")[2] for one in room.products} == {*ATTENTION, *GATED}
+    assert len(room.products) == 14
+    assert entry.check["adapters"]["same_bits"]
+    assert 0 < entry.check["adapters"]["worst_error"] < 1e-4
+    assert (tmp_path / "bundle/target" / f"{ADAPTED}{GRAPH}").exists()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", ["gpt2", "opt", "gemma2", "deepseek_v3", "bamba", "lfm2", "qwen3_moe", "codegen"])
+def test_in_other_families(tmp_path: Path, kind: str) -> None:
+    """With biases, MLA, recurrent layers, experts, and products of tokens in one row."""
+    entry = exported(tiny_checkpoint(kind, tmp_path / "checkpoint"), tmp_path / "bundle")
+    assert len(entry.contract.adapters.products) >= 8
+    assert entry.check["adapters"]["worst_error"] < entry.check["tolerance"]
+    assert (tmp_path / "bundle/target" / FUSED).exists() == (tmp_path / f"bundle/target/{ADAPTED}{FUSED}").exists()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_where_weights_are_narrow(tmp_path: Path, weights: str, dtype: str) -> None:
+    own = tiny_llama(tmp_path / "llama")
+    entry = exported(own, tmp_path / "bundle", weights=Quantisation(weights), dtype=dtype)
+    assert entry.check["adapters"]["same_bits"]
+    assert len(entry.contract.adapters.products) == 14
+
+
+@pytest.mark.exhaustive
+def test_behind_a_source(tmp_path: Path) -> None:
+    entry = exported(tiny_behind_source("t5", tmp_path / "t5"), tmp_path / "bundle")
+    assert len(entry.contract.adapters.products) > 8
+
+
+def test_an_adapter_of_other_rows_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: rows have each other's."""
+    run = checking._run
+
+    def swapped(*given: object):
+        found = run(*given)
+        return found[[0, 2, 1]]
+
+    monkeypatch.setattr(checking, "_run", swapped)
+    with pytest.raises(ExportError, match="the target graph does not compute its adapters: a logit is off by"):
+        exported(tiny_llama(tmp_path / "llama"), tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()

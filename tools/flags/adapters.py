@@ -1,0 +1,46 @@
+"""The flags that bring LoRA adapters to a bundle that has room for them."""
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...engines import Bundle, RequestError
+from .groups import SAMPLING, group
+
+if TYPE_CHECKING:
+    from ...runtime import Decoder
+
+CONFIG = "adapter_config.json"
+
+
+def add_adapter_flag(parser: argparse.ArgumentParser) -> None:
+    group(parser, SAMPLING).add_argument(
+        "--adapter", metavar="DIR", type=Path, help="answer with this LoRA adapter, as PEFT writes it"
+    )
+
+
+def named_adapter(text: str) -> tuple[str, Path]:
+    """Read NAME=DIR."""
+    name, found, folder = text.partition("=")
+    if not (found and name.strip() and folder):
+        raise argparse.ArgumentTypeError(f"{text!r}, expected NAME=DIR")
+    return name, Path(folder)
+
+
+def refuse_adapters(folders: Iterable[Path], bundle: Path | None) -> None:
+    """Refuse adapters that are not there, or a bundle without room for them, before any library is loaded."""
+    for folder in folders:
+        if not (folder / CONFIG).is_file():
+            raise RequestError(f"{folder} has no {CONFIG}, expected a LoRA adapter as PEFT writes it")
+        if bundle is not None and Bundle.read(bundle).target.contract.adapters is None:
+            raise RequestError(f"bundle {bundle} has no room for adapters; export it with --adapters")
+
+
+def loaded_adapter(decoder: "Decoder", folder: Path | None) -> str | None:
+    """Load what --adapter names, under the name of its folder."""
+    if folder is None:
+        return None
+    name = folder.resolve().name
+    decoder.load_adapter(name, folder)
+    return name
