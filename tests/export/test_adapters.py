@@ -11,7 +11,7 @@ from trt_spec.export.passes.quantise import Quantisation
 
 from ..kit.families import tiny_checkpoint
 from ..kit.models import tiny_llama
-from ..kit.source_models import tiny_behind_source
+from ..kit.source_models import tiny_with_source
 
 ATTENTION, GATED = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]
 
@@ -54,7 +54,7 @@ def test_where_weights_are_narrow(tmp_path: Path, weights: str, dtype: str) -> N
 
 @pytest.mark.exhaustive
 def test_behind_a_source(tmp_path: Path) -> None:
-    entry = exported(tiny_behind_source("t5", tmp_path / "t5"), tmp_path / "bundle")
+    entry = exported(tiny_with_source("t5", tmp_path / "t5"), tmp_path / "bundle")
     assert len(entry.contract.adapters.products) > 8
 
 

@@ -163,7 +163,10 @@ class Watch(Collector):
                 [((name,), getattr(one, proposed)) for name, one in by_drafter.items()],
             )
         by_adapter = {name: Speculation(Counts(dict(one.outcomes))) for name, one in sorted(decoder.by_adapter.items())}
-        for proposed, text in (("proposed", "Tokens proposed, by adapter."), ("accepted", "And those that were accepted.")):
+        for proposed, text in (
+            ("proposed", "Tokens proposed, by adapter."),
+            ("accepted", "Those accepted."),
+        ):
             yield self._family(
                 CounterMetricFamily(f"trt_spec:adapter_{proposed}_tokens", text, labels=["model_name", "adapter"]),
                 [((name,), getattr(one, proposed)) for name, one in by_adapter.items()],

@@ -15,7 +15,7 @@ from ...kit.bundles import Pair
 from ...kit.families import tiny_checkpoint
 from ...kit.heads import eagle3_head, mtp_head
 from ...kit.models import tiny_llama
-from ...kit.source_models import said_by_transformers, tiny_behind_source
+from ...kit.source_models import said_by_transformers, tiny_with_source
 
 pytestmark = pytest.mark.exhaustive
 PROMPT, TOKENS = [5, 9, 17, 5, 9, 20, 33], 16
@@ -93,7 +93,7 @@ def test_peft_and_the_bundle_name_layers_alike(tmp_path: Path) -> None:
 
 def test_the_decoder_behind_a_source_has_them(tmp_path: Path) -> None:
     """Of an encoder there is none yet: an adapter of one is refused by name."""
-    base = tiny_behind_source("t5", tmp_path / "base")
+    base = tiny_with_source("t5", tmp_path / "base")
     export_bundle(base, tmp_path / "bundle", **ROOM)
     own = {"kind": AutoModelForSeq2SeqLM, "task_type": "SEQ_2_SEQ_LM"}
     decoders = r".*decoder\.block\.\d\.layer\.(0\.SelfAttention\.(q|k|v|o)|2\.DenseReluDense\.w[io])"
