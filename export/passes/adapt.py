@@ -25,7 +25,7 @@ def linear_modules(model: Any) -> dict[str, tuple[int, int]]:
     for name, module in model.named_modules():
         if module is last:
             continue
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward:  # no router
             found[name] = module.in_features, module.out_features
         elif isinstance(module, Conv1D):
             found[name] = module.nx, module.nf
