@@ -16,21 +16,19 @@ from torch import Tensor
 
 from ..state.indexing import pick
 from ..state.place import on_host
-from ..state.tree import CERTAIN
-from ..state.verdict import TreeVerdict
-from .exam import Exam
-from .one_line import NEGLIGIBLE
+from ..state.proposal import Exam
+from ..state.tree import CERTAIN, Tree
+from .sums import NEGLIGIBLE
 
 
-def descend(residual: Tensor, going: Tensor, exam: Exam, verdict: TreeVerdict) -> Tensor:
+def descend(residual: Tensor, going: Tensor, tree: Tree, exam: Exam) -> Tensor:
     """Let the rows that are `going` [A] go on from their residual [A, V]; return that of their next token."""
-    proposal, _, rows, plan, noise, _, p = exam
-    tree, tokens, k = proposal.tree, proposal.tokens, plan.draft_length
-    assert tree is not None
+    proposal, _, rows, plan, noise, verdict, p = exam
+    tokens, k = proposal.tokens, plan.draft_length
     assert p is not None
     assert noise.beyond is not None
     uniforms = noise.beyond[..., 1].gather(1, tree.uniforms)
-    here = tree.standing(tokens, verdict)
+    here = tree.at_first_fall(tokens, verdict)
     for step in range(plan.deepest):
         nodes = tree.following(here, plan.turns)  # [A, T]
         places = (nodes - 1).clamp_(min=0)

@@ -1,9 +1,11 @@
-"""Sums of weights up to each token, which no order of additions can make fall or rise where nothing is added."""
+"""Draw tokens by sums of weights, which no order of additions can make fall, or rise where nothing is added."""
 
 import torch
 from torch import Tensor
 
 from ..state.place import on_host
+
+NEGLIGIBLE = 2.0**-100  # a share below the resolution of the uniforms
 
 
 def rising_sums(weights: Tensor, dtype: torch.dtype) -> Tensor:
@@ -16,3 +18,9 @@ def rising_sums(weights: Tensor, dtype: torch.dtype) -> Tensor:
         return weights.cumsum(-1, dtype=dtype)
     sums = weights.cumsum(-1, dtype=torch.float64)
     return torch.where(weights > 0, sums, 0.0).cummax(-1).values.to(dtype)
+
+
+def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
+    """Draw tokens [A, 1] by uniforms u [A, 1] from unnormalised weights [A, V], never a token of weight zero."""
+    cumulative = rising_sums(weights, torch.float64)
+    return torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True)

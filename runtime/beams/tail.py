@@ -69,7 +69,7 @@ class Tail:
         given = [torch.from_numpy(each)[None].to(device) for each in (depths, ancestors)]
         ids, logits = torch.tensor([[node.token for node in nodes]], device=device), self.model.logits(1, width)
         first, entries_read = torch.tensor([start], device=device), self.model.bucket(start + width)
-        self.model.step(row, ids, first, logits, entries_read, tree=BranchedCall(*given)).run()
+        self.model.step(row, ids, first, logits, entries_read, ancestry=BranchedCall(*given)).run()
         self.model.cache.wrote(row, start, start + width)
         return logits[0, :, : self.model.vocab_size]
 

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from ...engines import MAX_DRAFT_LENGTH
 from ..acceptance.accept import accept
-from ..acceptance.exam import Exam
 from ..acceptance.transform import draft_transform
 from ..state.frame import Frame
 from ..state.indexing import counting
 from ..state.plan import Plan, Prepared
-from ..state.proposal import Noise, Proposal, ProposedTokens
+from ..state.proposal import Exam, Noise, Proposal, ProposedTokens
 from ..state.rows import Rows
 from ..state.verdict import Verdict
 from .drafter import Copier, Offer, Resources
@@ -67,7 +66,9 @@ class Cascade(Copier):
         if frame.levels:
             first = step(frame.recent, frame.position[0], model.logits(frame.batch, 1), since=frame.since)
             each = counting(k, memory.device).expand(frame.batch, k).contiguous()
-            tree = step(frame.input_ids, frame.position[1], memory, logit_rows=each, tree=frame.tree, goes_on=True)
+            tree = step(
+                frame.input_ids, frame.position[1], memory, logit_rows=each, ancestry=frame.nodes.ancestry, goes_on=True
+            )
             steps = [first, tree]
         else:
             input_ids = torch.zeros(frame.batch, k + 1, dtype=torch.int64, device=model.engine.device)

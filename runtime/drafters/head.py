@@ -16,6 +16,7 @@ from ..memory.model import preceded
 from ..state.frame import Frame
 from ..state.indexing import at_nodes, counting, pick
 from ..state.rows import Rows
+from ..state.tree import Tree
 from .asking import Asking
 from .drafter import Resources
 from .model import DraftModel, PreparedDraft
@@ -46,7 +47,14 @@ class Head(DraftModel):
         for before, level in zip(frame.levels, frame.levels[1:], strict=False):
             assert states is not None
             own = self.model.logits(*level.shape)
-            read = step(frame.input_ids, frame.position[1], own, logit_rows=level, tree=frame.tree, hidden=states.given)
+            read = step(
+                frame.input_ids,
+                frame.position[1],
+                own,
+                logit_rows=level,
+                ancestry=frame.nodes.ancestry,
+                hidden=states.given,
+            )
             steps.append(preceded(partial(states.hand_on, before, steps[-1].outputs[MADE]), read))
             given.append(own[..., : self.model.vocab_size])
         for i in range(len(steps), frame.draft_length):
@@ -60,12 +68,14 @@ class States:
     """The hidden states of a tree that grows: each node is given that of the node which it follows."""
 
     def __init__(self, first: Step, frame: Frame) -> None:
-        assert frame.tree is not None
-        self._parents = frame.tree.parents
+        assert isinstance(frame.nodes, Tree)
+        self._parents = frame.nodes.parents
         self._root = first.inputs[GIVEN]  # [A, S, size], features of the target
         self._last = frame.window.last[:, 0] if frame.window else None  # where the root is among those; None: last
         size = self._root.shape[2]
-        self._made = torch.zeros(frame.batch, len(frame.tree.nodes), size, dtype=self._root.dtype).to(self._root.device)
+        self._made = torch.zeros(frame.batch, frame.input_ids.shape[1], size, dtype=self._root.dtype).to(
+            self._root.device
+        )
         self.given = torch.zeros_like(self._made)  # [A, N+1, size]
 
     def hand_on(self, nodes: Tensor, made: Tensor) -> None:

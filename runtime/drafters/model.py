@@ -53,7 +53,16 @@ class DraftModel(Sampler):
         steps, given = [self._first(frame, memory)], [logits]
         for level in frame.levels[1:]:
             own = self.model.logits(*level.shape)
-            steps.append(step(frame.input_ids, frame.position[1], own, logit_rows=level, tree=frame.tree, goes_on=True))
+            steps.append(
+                step(
+                    frame.input_ids,
+                    frame.position[1],
+                    own,
+                    logit_rows=level,
+                    ancestry=frame.nodes.ancestry,
+                    goes_on=True,
+                )
+            )
             given.append(own[..., : self.model.vocab_size])
         for i in range(len(steps), frame.draft_length):
             tokens, since = frame.winners[i - 1].tokens, i + 1

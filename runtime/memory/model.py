@@ -118,13 +118,13 @@ class Model:
         entries_read: int | None = None,
         widths: Tensor | None = None,
         logit_rows: Tensor | None = None,
-        tree: Ancestry | None = None,
+        ancestry: Ancestry | None = None,
         hidden: Tensor | None = None,
         since: int = 1,
         read: Tensor | int | None = None,
         goes_on: bool = False,
     ) -> Step:
-        """Make a step over these tensors for the rows from `first_row` on; its tokens are a line, or a tree.
+        """Make a step over these tensors for the rows from `first_row` on; its tokens are a line, or have an ancestry.
 
         Its last tokens give logits, or `logit_rows` [B, R]. An engine that can reads only the first `entries_read`
         entries of each row, and leaves out the tokens of each row beyond its `widths` [B]. A head reads its target's
@@ -142,7 +142,11 @@ class Model:
             "start": start,
             "logit_rows": self._last_rows[shape] if logit_rows is None else logit_rows,
         }
-        inputs |= self._line(batch, width) if tree is None else {"depths": tree.depths, "ancestors": tree.ancestors}
+        inputs |= (
+            self._line(batch, width)
+            if ancestry is None
+            else {"depths": ancestry.depths, "ancestors": ancestry.ancestors}
+        )
         cache = self.cache.tensors(first_row, batch)
         if self.engine.reads_prefixes:
             cache |= {name: cache[name][:, :, :entries_read] for name in self.engine.contract.cache_names}

@@ -10,6 +10,7 @@ rejection: tokens drawn from q without replacement, a node's children one after 
            anything is drawn.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...engines import MAX_DRAFT_LENGTH
-from ..acceptance.one_line import inverse_cdf
+from ..acceptance.sums import inverse_cdf
 from ..state.frame import Frame
 from ..state.indexing import counting
 from ..state.most import MOST_CHILDREN
@@ -25,6 +26,7 @@ from ..state.plan import Level, Plan
 from ..state.proposal import Noise
 from ..state.rows import LEAVES, Rows
 from ..state.shapes import EACH_FURTHER, STANDS
+from ..state.tree import Tree
 
 
 class Candidates(NamedTuple):
@@ -35,16 +37,36 @@ class Candidates(NamedTuple):
 
 
 class Growth:
+    """What grows beside a line while it is drawn: nothing."""
+
+    distributions: Sequence[Tensor] = ()  # q [A, P - 1, V] of what follows branches, behind those of lines
+
+    def follow(self, i: int, line: Tensor, scores: Tensor, q: Tensor | None) -> None:
+        """Let tokens follow the nodes of level i, beside the line's own [A, 1].
+
+        They are chosen by the draft's scores with noise, or by q, both [A, P, V].
+        """
+
+    def end(self, proposed: Tensor, q: Tensor | None) -> None:
+        """Place leaves beside the line of `proposed` [A] tokens, by q [A, K, V] or by the scores of its places."""
+
+
+NOTHING_GROWS = Growth()
+
+
+class Branches(Growth):
     """The branches of one round, as far as they are placed; each row has places for B of them, from 0 on."""
 
+    distributions: list[Tensor]
+
     def __init__(self, rows: Rows, plan: Plan, frame: Frame, noise: Noise) -> None:
-        tree = frame.tree
-        assert tree is not None
+        tree = frame.nodes
+        assert isinstance(tree, Tree)
         self._rows, self._plan, self._frame, self._noise, self._tree = rows, plan, frame, noise, tree
-        self._device = tree.nodes.device
+        self._device = tree.numbers.device
         self._places = counting(plan.branches, self._device)  # [B]
         self._scores: list[Tensor] = []  # [A, 1, V] each, by which leaves are chosen
-        self.distributions: list[Tensor] = []  # q [A, P - 1, V] of what follows branches, behind those of lines
+        self.distributions = []
         self._first_distribution = sum(plan.have_distributions) * plan.draft_length
         if plan.levels:
             self._begin = torch.zeros(plan.batch, 1, dtype=torch.int64, device=self._device)  # branches so far
@@ -54,10 +76,6 @@ class Growth:
                 level[:, 0] = i
 
     def follow(self, i: int, line: Tensor, scores: Tensor, q: Tensor | None) -> None:
-        """Let tokens follow the nodes of level i, beside the line's own [A, 1].
-
-        They are chosen by the draft's scores with noise, or by q, both [A, P, V].
-        """
         plan, frame, rows = self._plan, self._frame, self._rows
         if plan.leaves.branches and plan.coupled:
             self._scores.append(scores[:, :1].clone())  # the next step may write over them
@@ -93,7 +111,6 @@ class Growth:
             frame.levels[i + 1][:, 1:] = here + (plan.draft_length + 1)  # behind a row's own are some of later levels
 
     def end(self, proposed: Tensor, q: Tensor | None) -> None:
-        """Place leaves beside the line of `proposed` [A] tokens, by q [A, K, V] or by the scores of its places."""
         plan, level = self._plan, self._plan.leaves
         if not level.branches:
             return

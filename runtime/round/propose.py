@@ -6,14 +6,14 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from ..acceptance.one_line import inverse_cdf
+from ..acceptance.sums import inverse_cdf
 from ..acceptance.transform import draft_transform
 from ..drafters.drafter import Copier, Offer, Sampler
 from ..state.frame import Frame
 from ..state.plan import Plan
 from ..state.proposal import Noise, Proposal, ProposedTokens
 from ..state.rows import Rows
-from .growth import Growth, all_k
+from .growth import NOTHING_GROWS, Branches, Growth, all_k
 
 
 class Drawn(NamedTuple):
@@ -28,13 +28,12 @@ def propose(rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Pr
     """Return K tokens for each line of every row, how many it proposes, and their q; every length is below `span`."""
     if not plan.draft_length:
         return Proposal(frame.all_proposed, frame.nothing, None)
-    tree, growth = frame.tree, Growth(rows, plan, frame, noise) if plan.branches else None
-    if tree is not None:
-        tree.begin()
+    nodes, growth = frame.nodes, Branches(rows, plan, frame, noise) if plan.branches else NOTHING_GROWS
+    nodes.begin()
     lines = [Drawn(frame.nothing) for _ in plan.lines]
     for number in reversed(range(len(lines))):  # the first writes its branches over what is no line of their rows
         if plan.samplers[number]:
-            lines[number] = draw(rows, plan, frame, noise, number, None if number else growth)
+            lines[number] = draw(rows, plan, frame, noise, number, NOTHING_GROWS if number else growth)
         frame.line_up(number)
     for drafter in plan.copiers:
         offer = cast(Copier, drafter).offer(rows, plan, frame, noise, span)
@@ -42,14 +41,12 @@ def propose(rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Pr
             if drafter in drafters:
                 lines[number] = add(offer(number), drafter.asked(number, rows), lines[number], number, plan, frame)
     proposed, q, entropies = lines[0]
-    if tree is None:
-        return Proposal(frame.all_proposed, proposed, q, entropies)
     for number, line in enumerate(lines):
-        tree.end_line(number, line.proposed)
+        nodes.end_line(number, line.proposed)
     distributions = [line.probabilities for line in lines if line.probabilities is not None]
-    distributions += growth.distributions if growth is not None else []
+    distributions += growth.distributions
     joined = torch.cat(distributions, 1) if len(distributions) > 1 else distributions[0] if distributions else None
-    return Proposal(frame.all_proposed, proposed, q, entropies, tree, joined)
+    return Proposal(frame.all_proposed, proposed, q, entropies, nodes, joined)
 
 
 def add(offer: Offer, asked: Tensor, drawn: Drawn, number: int, plan: Plan, frame: Frame) -> Drawn:
@@ -79,7 +76,7 @@ def one_hot(tokens: Tensor, vocab_size: int) -> Tensor:
     return torch.zeros(*tokens.shape, vocab_size, device=tokens.device).scatter_(2, tokens[:, :, None], 1.0)
 
 
-def draw(rows: Rows, plan: Plan, frame: Frame, noise: Noise, number: int, growth: Growth | None) -> Drawn:
+def draw(rows: Rows, plan: Plan, frame: Frame, noise: Noise, number: int, growth: Growth) -> Drawn:
     """Sample K tokens of a line one after another, each by the request's transform and rule; growth is beside it.
 
     Sampling ends early if the host sees that too high an entropy has stopped all rows.
@@ -119,16 +116,14 @@ def draw(rows: Rows, plan: Plan, frame: Frame, noise: Noise, number: int, growth
             drawn = inverse_cdf(probabilities[-1][:, 0], draws[i])
             drawn.clamp_(max=scores.shape[2] - 1)  # NaN logits lead beyond the vocabulary
             token.copy_(torch.where(rows.coupled[:, None], token, drawn) if plan.coupled else drawn)
-        if growth is not None:
-            growth.follow(i, token, scores, distributions)
+        growth.follow(i, token, scores, distributions)
     for asked, _ in each[1:]:
         count = count + asked
     sure = all_k(entropies, plan)
     if sure is not None:
         count = torch.minimum(count, (sure <= rows.entropy_limit[:, None]).cumprod(1).sum(1))
     q = all_k(probabilities, plan)
-    if growth is not None:
-        growth.end(count, q)
+    growth.end(count, q)
     return Drawn(count, q, sure)
 
 
@@ -137,7 +132,7 @@ def drawn_so_far(i: int, plan: Plan, frame: Frame) -> ProposedTokens | None:
     if not plan.reads_proposals:
         return None
     if i < len(frame.levels):
-        return ProposedTokens(frame.all_proposed, frame.tree, frame.levels[i])
+        return ProposedTokens(frame.all_proposed, frame.nodes, frame.levels[i])
     return ProposedTokens(
         torch.cat([winners.tokens for winners in frame.winners[:i]], 1) if i else frame.proposed[:, :0]
     )

@@ -8,12 +8,11 @@ import numpy as np
 import torch
 
 from ...engines import EngineError
-from ..acceptance.one_line import chosen
 from ..requests.output import TokenLogprob, TracedRound, TracedSibling
-from ..state.indexing import at_nodes, pick
+from ..state.indexing import at_nodes, chosen, pick
 from ..state.plan import Plan
 from ..state.tree import CERTAIN, Tree
-from ..state.verdict import TreeVerdict, best_of
+from ..state.verdict import best_of
 from .round import Round
 
 
@@ -29,10 +28,7 @@ class RowResult(NamedTuple):
 
 def tabulate(done: Round, plan: Plan) -> torch.Tensor:
     """Gather all that the host needs of a round in one tensor, one row per request."""
-    parts = [done.verdict.table]
-    if isinstance(done.verdict, TreeVerdict):
-        beside = (done.verdict.path > plan.draft_length).sum(1, keepdim=True)
-        parts += [done.verdict.last[:, None], beside]
+    parts = [done.verdict.table, *done.proposal.nodes.outcome(done.verdict)]
     if plan.entropies:
         assert done.proposal.entropies is not None
         parts.append(done.proposal.entropies)
@@ -51,7 +47,7 @@ def read_table(
 
     Check their next tokens by the target's logits, or by those of the type that the table holds; else the device has.
     """
-    width, k = plan.draft_length + 1, plan.draft_length
+    width, k, outcome = plan.draft_length + 1, plan.draft_length, 2 if plan.beyond else 0
     results = []
     if isinstance(unchecked, torch.dtype):
         table = table.cpu()  # else two copies
@@ -62,14 +58,14 @@ def read_table(
         row = told[index]
         accepted, proposed, at = int(row[0]), int(row[1]), 2 + width
         # The node after which the next token comes.
-        last, beside = (int(row[at]), int(row[at + 1])) if plan.is_tree else (accepted, 0)
+        last, beside = map(int, row[at : at + outcome] or (accepted, 0))
         tokens = list(map(int, row[2 : 3 + accepted]))
         if proposed < 0 or (numbers is not None and not _finite(numbers[index, last], tokens[-1])):
             raise EngineError(
                 "the models' logits are NaN or infinite, as happens when a graph overflows in float16; "
                 "export the pair in bfloat16 or float32"
             )
-        trace, entropies, at = None, (), at + 2 * plan.is_tree
+        trace, entropies, at = None, (), at + outcome
         if plan.entropies:
             entropies, at = tuple(row[at : at + proposed]), at + k
         if plan.traced:
@@ -89,20 +85,15 @@ def _finite(logits: np.ndarray, token: int) -> bool:
 def _trace_parts(done: Round, plan: Plan) -> list[torch.Tensor]:
     target, proposal = done.verdict.target_probabilities, done.proposal
     assert target is not None
-    tokens, tree = proposal.tokens, proposal.tree
+    tokens, nodes = proposal.tokens, proposal.nodes
+    shape = nodes.shape(tokens, proposal.proposed)
     next_token = done.verdict.tokens.gather(1, done.verdict.next_index)
     next_p = pick(target, done.verdict.last).gather(1, next_token)
-    if tree is None:
-        q = chosen(proposal.probabilities, tokens)
-        return [tokens, chosen(target, tokens), q, next_p, proposal.proposed[:, None]]
-    p, q = chosen(at_nodes(target, tree.parents), tokens), torch.ones_like(tokens, dtype=target.dtype)
+    p, q = chosen(nodes.at_parents(target), tokens), torch.ones_like(tokens, dtype=target.dtype)
     if proposal.distributions is not None:
-        q = torch.where(
-            tree.distributions == CERTAIN,
-            q,
-            chosen(at_nodes(proposal.distributions, tree.distributions.clamp(min=0)), tokens),
-        )
-    return [tokens, p, q, next_p, tree.parents, tree.turns, tree.exists]
+        drawn = chosen(at_nodes(proposal.distributions, shape.distributions.clamp(min=0)), tokens)
+        q = torch.where(shape.distributions == CERTAIN, q, drawn)
+    return [tokens, p, q, next_p, shape.parents, shape.turns, shape.exists]
 
 
 class Traced:
@@ -112,12 +103,9 @@ class Traced:
         nodes, self._k = plan.draft_length + plan.beyond, plan.draft_length
         self._tokens, self._p, self._q = (row[i * nodes : (i + 1) * nodes] for i in range(3))
         self._next_p, at = row[3 * nodes], 3 * nodes + 1
-        self.width = at + (3 * nodes if plan.is_tree else 1)
+        self.width = at + 3 * nodes
         numbers = [int(number) for number in row[at : self.width]]
-        if plan.is_tree:
-            self._parents, self._turns, self._exist = (numbers[i * nodes : (i + 1) * nodes] for i in range(3))
-        else:
-            self._parents, self._turns, self._exist = [*range(nodes)], [0] * nodes, [1] * numbers[0]
+        self._parents, self._turns, self._exist = (numbers[i * nodes : (i + 1) * nodes] for i in range(3))
 
     def round(self, accepted: int, next_token: int, last: int, entropies: tuple[float, ...]) -> TracedRound:
         own = slice(sum(self._exist[: self._k]))
@@ -155,7 +143,7 @@ def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> lis
 
 
 def _logprob_parts(done: Round, top: int) -> list[torch.Tensor]:
-    logprobs = done.verdict.along(done.reported).log_softmax(-1)  # [A, K+1, V]
+    logprobs = done.proposal.nodes.along(done.reported, done.verdict).log_softmax(-1)  # [A, K+1, V]
     likeliest = logprobs.topk(top, -1)
     chosen = logprobs.gather(2, done.verdict.tokens[:, :, None])[:, :, 0]
     return [chosen, likeliest.indices.flatten(1), likeliest.values.flatten(1)]

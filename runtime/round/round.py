@@ -5,15 +5,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..acceptance.accept import accept
-from ..acceptance.exam import Exam
-from ..acceptance.one_line import flag_no_numbers
+from ..acceptance.accept import accept, flag_no_numbers
 from ..acceptance.transform import reported_scores, transform
 from ..state.clock import Clock
 from ..state.frame import Frame
 from ..state.noise import gumbels
 from ..state.plan import Plan
-from ..state.proposal import Noise, Proposal
+from ..state.proposal import Exam, Noise, Proposal
 from ..state.rows import Rows
 from ..state.verdict import Verdict
 from .propose import propose

@@ -45,15 +45,16 @@ def refresh_uniforms(rows: Rows, plan: Plan, occupants: Sequence[Occupant]) -> N
     """
     if not plan.draws:
         return
+    for_trees = plan.beyond > 0
     lacking: dict[range, list[Occupant]] = {}  # by the lengths
     for occupant in occupants:
         length = occupant.request.length
         for stretch in (length // STRETCH, (length + plan.draft_length + 1) // STRETCH):
-            made, for_trees = occupant.uniform_stretches[stretch % 2]
-            if made != stretch or (plan.is_tree and not for_trees):
-                occupant.uniform_stretches[stretch % 2] = stretch, plan.is_tree
+            made, made_for_trees = occupant.uniform_stretches[stretch % 2]
+            if made != stretch or (for_trees and not made_for_trees):
+                occupant.uniform_stretches[stretch % 2] = stretch, for_trees
                 lengths = range(max(length, stretch * STRETCH), (stretch + 1) * STRETCH)
                 lacking.setdefault(lengths, []).append(occupant)
     for lengths, those in lacking.items():
         for some in neighbours(those):
-            rows.fill_uniforms(some[0].row, len(some), lengths, plan.is_tree)
+            rows.fill_uniforms(some[0].row, len(some), lengths, for_trees)

@@ -221,7 +221,7 @@ class Scheduler:
         span = max(lengths)
         assert self._planner.shares is not None
         # What a row has beyond its first line lies after the longest line of all.
-        lines = [plan.draft_length if plan.is_tree else share.length for share in self._planner.shares]
+        lines = [plan.draft_length if plan.beyond else share.length for share in self._planner.shares]
         widths = [length + plan.beyond + 1 + plan.look_aheads for length in lines]
         self.target.cache.make_slots(max(widths))
         self.target.cache.make_room(0, lengths, widths)

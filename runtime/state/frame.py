@@ -14,14 +14,12 @@ import torch
 
 from ...engines import ALIGNMENT, Step
 from ..memory.model import Model, preceded
-from ..memory.row_cache import RowCache
 from .indexing import counting
 from .look_aheads import LookAheads
 from .place import on_host
 from .plan import LEAST_WINDOW, Plan, Prepared
 from .rows import Rows
-from .tree import Tree
-from .verdict import TreeVerdict, Verdict, Winners
+from .verdict import Verdict, Winners
 
 
 class Frame:
@@ -31,39 +29,45 @@ class Frame:
         batch, k, device = plan.batch, plan.draft_length, target.engine.device
         self.on_host = on_host(device)
         self.draft_length, self.batch, self.entries_read, self.since = k, batch, plan.entries_read, plan.since
-        self._target = target
-        self._growing = plan.drafts if plan.levels else ()  # models that read trees, too
-        self.tree = (
-            Tree(batch, k, plan.have_distributions, plan.branches, torch.device(device)) if plan.is_tree else None
-        )
-        nodes = k + plan.beyond + 1
+        drafts = plan.drafts if plan.levels else ()  # that read trees, too
+        self._caches = [model.cache for model in (target, *drafts)]
+        self.nodes = plan.nodes(torch.device(device))
+        width = k + plan.beyond + 1
         self._offset = torch.arange(-2, k + 2, device=device)[:, None]
         # Row i is length - 2 + i, never negative where a draft reads it; each begins at an address aligned as engines
         # demand.
         aligned = ALIGNMENT // torch.int64.itemsize
-        width = -(-batch // aligned) * aligned
-        self.position = torch.zeros(k + 4, width, dtype=torch.int64, device=device)[:, :batch]
+        self.position = torch.zeros(k + 4, -(-batch // aligned) * aligned, dtype=torch.int64, device=device)[:, :batch]
         self.index = self.position[2:-1].t()  # [A, K+1], where the round's tokens go
         self.next_length = self.position[3]  # the next length if no proposal stands
 
-        input_ids = torch.zeros(batch, nodes, dtype=torch.int64, device=device)
+        input_ids = torch.zeros(batch, width, dtype=torch.int64, device=device)
         reads_best = plan.picks_best and not self.on_host
         narrow = reads_best and not prefilled  # the best of narrow logits are those of widened ones
         dtype = getattr(torch, target.engine.logits_dtype) if narrow else torch.float32
-        logits = target.logits(batch, nodes + plan.look_aheads, dtype)
+        logits = target.logits(batch, width + plan.look_aheads, dtype)
         self.widths = torch.full((batch,), k + 1, device=device)  # tokens of each row to verify; ragged rounds write it
         if prefilled:  # the reading of a prompt has given the logits
             self.verify = Step({}, {}, lambda: None)
         elif not plan.look_aheads:
             self.verify = target.step(
-                0, input_ids, self.position[1], logits, self.entries_read, self.widths, tree=self.tree, since=self.since
+                0,
+                input_ids,
+                self.position[1],
+                logits,
+                self.entries_read,
+                self.widths,
+                ancestry=self.nodes.ancestry,
+                since=self.since,
             )
         else:
-            ahead = LookAheads(input_ids, plan.look_aheads, target.engine.contract.vocab_size, self.tree)
-            step = target.step(0, ahead.ids, self.position[1], logits, self.entries_read, tree=ahead, since=self.since)
+            ahead = LookAheads(input_ids, plan.look_aheads, target.engine.contract.vocab_size, self.nodes)
+            step = target.step(
+                0, ahead.ids, self.position[1], logits, self.entries_read, ancestry=ahead, since=self.since
+            )
             self.verify = preceded(ahead.fill, step)
-        self.target_logits = logits[:, :nodes, : target.vocab_size]  # [A, N+1, V]; what lies beyond is padding
-        self.said_ahead = logits[:, nodes:, : target.vocab_size] if plan.look_aheads else None  # [A, T, V]
+        self.target_logits = logits[:, :width, : target.vocab_size]  # [A, N+1, V]; what lies beyond is padding
+        self.said_ahead = logits[:, width:, : target.vocab_size] if plan.look_aheads else None  # [A, T, V]
         self.input_ids = input_ids  # [A, N+1]
         self.proposed = input_ids[:, 1 : k + 1]  # [A, K], those of the first line
         self.all_proposed = input_ids[:, 1:]
@@ -73,9 +77,7 @@ class Frame:
         self.levels = [torch.zeros(batch, width, dtype=torch.int64, device=device) for width in widths]
         self.nothing = torch.zeros(batch, dtype=torch.int64, device=device)
 
-        self.verdict = (
-            Verdict(self.target_logits, reads_best) if self.tree is None else TreeVerdict(self.target_logits, k)
-        )
+        self.verdict = Verdict(self.target_logits, k, reads_best=reads_best)
         # What the host finds NaN in: the logits, or those of the tokens by their type. None: the device does.
         self.unchecked = self.target_logits if self.on_host else self.target_logits.dtype if reads_best else None
 
@@ -123,14 +125,8 @@ class Frame:
             self.window.begin(rows)
 
     def settle(self) -> None:
-        """Move the cache's entries of the path that stands, so that each follows the one before."""
-        verdict = self.verdict
-        if isinstance(verdict, TreeVerdict):
-            off_line = verdict.last != verdict.accepted
-            if not self.on_host or bool(off_line.any()):
-                for model in (self._target, *self._growing):
-                    assert isinstance(model.cache, RowCache), "an engine that takes trees reads rows"
-                    model.cache.straighten(self.position[1], verdict.path)
+        """Move the caches' entries of the path that stands, so that each follows the one before."""
+        self.nodes.settle(self.verdict, self._caches, self.position[1])
 
     def line_up(self, number: int) -> None:
         """Write the sampled proposals of a line; of the first, behind the last committed token."""

@@ -24,3 +24,10 @@ def at_nodes(tensor: Tensor, index: Tensor) -> Tensor:
     batch, width = tensor.shape[:2]
     begins = counting(batch * width, tensor.device)[::width]
     return tensor.flatten(0, 1).index_select(0, (begins[:, None] + index).flatten()).view(*index.shape, -1)
+
+
+def chosen(probabilities: Tensor | None, tokens: Tensor) -> Tensor:
+    """Return the probability [A, K] of each token at its position, which is 1 if the proposals were certain."""
+    if probabilities is None:
+        return torch.ones_like(tokens, dtype=torch.float32)
+    return probabilities.gather(2, tokens[:, :, None]).squeeze(2)

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from .indexing import counting
-from .tree import Tree
+from .tree import Nodes
 
 
 class LookAheads:
-    """Fixed memory for what the target reads: the nodes of a round, then so many look-aheads from id `first` on."""
+    """Fixed memory for what the target reads: tokens of nodes, then so many look-aheads from id `first` on."""
 
-    def __init__(self, nodes: Tensor, count: int, first: int, tree: Tree | None) -> None:
-        self._nodes, self._tree = nodes, tree  # [A, N+1] tokens, and how they branch; None: a line
-        batch, width = nodes.shape
-        numbers = counting(width + count, nodes.device)
+    def __init__(self, tokens: Tensor, count: int, first: int, nodes: Nodes) -> None:
+        self._tokens, self._nodes = tokens, nodes  # [A, N+1], and how they follow one another
+        batch, width = tokens.shape
+        numbers = counting(width + count, tokens.device)
         ahead = (numbers - (width - 1)).clamp(min=0)  # 0 of nodes, then 1, 2, …
         places = torch.where(ahead > 0, ahead, numbers)
         own = (ahead > 0)[:, None] & (ahead > 0) & (ahead <= ahead[:, None])  # what a look-ahead sees of its like
@@ -28,8 +28,6 @@ class LookAheads:
 
     def fill(self) -> None:
         """Read the nodes as they are now."""
-        width = self._nodes.shape[1]
-        self.ids[:, :width].copy_(self._nodes)
-        if self._tree is not None:
-            self.depths[:, :width].copy_(self._tree.depths)
-            self.ancestors[:, :width, :width].copy_(self._tree.ancestors)
+        width = self._tokens.shape[1]
+        self.ids[:, :width].copy_(self._tokens)
+        self._nodes.show(self.depths[:, :width], self.ancestors[:, :width, :width])

@@ -5,11 +5,14 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from ...engines import Step
 from ..memory.model import Model
+from .line import IN_LINE
 from .rows import Rows
+from .tree import Nodes, Tree
 
 LEAST_WINDOW = 2  # tokens that a draft model reads first: it never saw the last proposal that stood, if it was its own
 
@@ -92,6 +95,12 @@ class Plan:
     traced: bool = False
     entropies: bool = False  # some row chooses its draft length by the draft's entropy
 
+    def nodes(self, device: torch.device) -> Nodes:
+        """Return how the proposals follow one another, with fixed memory for those that branch."""
+        if not self.beyond:
+            return IN_LINE
+        return Tree(self.batch, self.draft_length, self.have_distributions, self.branches, device)
+
     def __hash__(self) -> int:
         return self._hash  # asked for in each round
 
@@ -102,11 +111,6 @@ class Plan:
     def __post_init__(self) -> None:
         if self.draft_length and not any(self.lines):
             raise ValueError(f"a plan of {self.draft_length} proposals has no drafter that makes them")
-
-    @cached_property
-    def is_tree(self) -> bool:
-        """Whether some row has more than one line."""
-        return len(self.lines) > 1 or self.branches > 0
 
     @cached_property
     def beyond(self) -> int:
@@ -188,7 +192,7 @@ class Plan:
         """Whether nothing is asked of the target's logits but the best token after each token of a line."""
         drawn = self.draws or self.gumbel or self.lenient or bool(self.filters)
         reporting = self.traced or self.entropies or self.logprobs is not None
-        return not (drawn or reporting or self.is_tree or self.look_aheads)
+        return not (drawn or reporting or self.beyond or self.look_aheads)
 
     @cached_property
     def probabilities(self) -> bool:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .indexing import at_nodes, counting
+from .indexing import counting
 from .place import on_host
 
 
@@ -48,49 +48,39 @@ class JointWeights:
 class Verdict:
     """The outcome of a round: `accepted` proposals stand in each row and the next token follows them.
 
-    If it `reads_best`, the bits of the tokens' logits are the end of the table, where `best_of` reads them.
+    `logits` [A, N+1, V] follow each node, the first of them those of a line of `length`; None: they are no more than
+    that. If it `reads_best`, the bits of the tokens' logits are the end of the table, where `best_of` reads them.
     """
 
-    def __init__(self, logits: Tensor, reads_best: bool = False) -> None:
-        batch, width, _ = logits.shape
+    def __init__(self, logits: Tensor, length: int | None = None, *, reads_best: bool = False) -> None:
+        batch, nodes, _ = logits.shape
+        width = nodes if length is None else length + 1
         bytes_of_best = width * logits.dtype.itemsize if reads_best else 0
         words = width + 2 + -(-bytes_of_best // torch.int64.itemsize)
         self.table = torch.zeros(batch, words, dtype=torch.int64, device=logits.device)  # what the host copies
         self.accepted = self.table[:, 0]
-        self.last = self.accepted  # where the logits of the next token are
         self.proposed = self.table[:, 1]
         self.tokens = self.table[:, 2 : width + 2]  # [A, K+1]: the accepted proposals, the next token, then garbage
         self.next_index = self.table[:, :1]  # [A, 1]: where in `tokens` the next token is
-        self.winners = Winners(logits, self.tokens, best_of(self.table, width, logits.dtype) if reads_best else None)
         self.leading = self.tokens[:, :-1]  # [A, K]
+        # What the target picks after each node, the last node that stands, and all on the way to it, 0 behind them.
+        self.picked, self.last, self.path = self.tokens, self.accepted, counting(width, logits.device).expand(batch, -1)
+        if nodes > width:
+            self.picked = torch.zeros(batch, nodes, dtype=torch.int64, device=logits.device)
+            self.last, self.path = self.picked[:, 0].clone(), self.tokens.clone()
+        self.winners = Winners(logits, self.picked, best_of(self.table, width, logits.dtype) if reads_best else None)
         stands = torch.zeros(batch, width, dtype=torch.bool, device=logits.device)  # the last column stays False
         self.passed = stands[:, :-1]  # [A, K]
-        self.standing = stands.view(torch.uint8)
-        self.joint = JointWeights(logits)
-        self.target_probabilities: Tensor | None = None  # [A, K+1, V], or of all nodes of a tree
+        self._standing = stands.view(torch.uint8)
+        self._places = counting(width, logits.device)
+        self.joint = JointWeights(logits[:, :width])
+        self.target_probabilities: Tensor | None = None  # [A, N+1, V]
 
-    def along(self, tensor: Tensor) -> Tensor:
-        """Return the entries [A, K+1, …] of a tensor that belong to the committed tokens."""
-        return tensor
-
-
-def best_of(table: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """Return the part of a table that holds the logits [A, W] of its tokens."""
-    return table[:, width + 2 :].view(dtype)[:, :width]
-
-
-class TreeVerdict(Verdict):
-    """The outcome of a round whose proposals are a tree: the path of those that stand, and the token that follows."""
-
-    def __init__(self, logits: Tensor, length: int) -> None:
-        super().__init__(logits[:, : length + 1])
-        batch, nodes, _ = logits.shape
-        self.picked = Winners(logits, torch.zeros(batch, nodes, dtype=torch.int64, device=logits.device))
-        self.path = torch.zeros(batch, length + 1, dtype=torch.int64, device=logits.device)  # nodes, 0 behind the last
-        self.last = torch.zeros(batch, dtype=torch.int64, device=logits.device)
-
-    def along(self, tensor: Tensor) -> Tensor:
-        return at_nodes(tensor, self.path)
+    def accept_passed(self, proposed: Tensor | None, out: Tensor) -> None:
+        """Write how many of a line come before the first that has not passed; None: each row proposes K."""
+        if proposed is not None:
+            self.passed.logical_and_(self._places[:-1] < proposed[:, None])
+        torch.argmin(self._standing, 1, out=out)
 
     def put(self, rows: Tensor | None, accepted: Tensor, path: Tensor) -> None:
         """Let so many proposals [A] stand along a path [A, K+1], in these rows [A] or in all."""
@@ -100,3 +90,8 @@ class TreeVerdict(Verdict):
         self.accepted.copy_(accepted)
         self.path.copy_(path)
         self.last.copy_(self.path.gather(1, self.next_index)[:, 0])
+
+
+def best_of(table: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """Return the part of a table that holds the logits [A, W] of its tokens."""
+    return table[:, width + 2 :].view(dtype)[:, :width]

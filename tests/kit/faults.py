@@ -7,9 +7,7 @@ from typing import Any
 import torch
 from trt_spec.runtime.acceptance import accept as accepting
 from trt_spec.runtime.acceptance import block_verification, descent
-from trt_spec.runtime.acceptance import one_line as acceptance
-from trt_spec.runtime.acceptance.filters import penalties
-from trt_spec.runtime.acceptance.one_line import residual
+from trt_spec.runtime.acceptance.accept import residual
 from trt_spec.runtime.drafters.model import DraftModel
 from trt_spec.runtime.memory.model import Model
 from trt_spec.runtime.memory.row_cache import RowCache
@@ -19,10 +17,10 @@ from trt_spec.runtime.round import propose as drafters
 from trt_spec.runtime.round import round as round_
 from trt_spec.runtime.round.round import commit
 from trt_spec.runtime.scheduling.results import Results
-from trt_spec.runtime.state.indexing import at_nodes, counting
+from trt_spec.runtime.state.indexing import at_nodes
 from trt_spec.runtime.state.noise import gumbels
-from trt_spec.runtime.state.proposal import Proposal
-from trt_spec.runtime.state.verdict import TreeVerdict
+from trt_spec.runtime.state.proposal import Proposal, ProposedTokens
+from trt_spec.runtime.state.tree import Tree
 from trt_spec.tools.certificate.faults import SWAPS as CONTROLS
 from trt_spec.tools.certificate.faults import planted
 
@@ -57,7 +55,7 @@ def one_end_for_all(*_: Any) -> None:
     """A block goes on behind its row's own last proposal, as the widest row's does."""
 
 
-def counts_before_the_round(before: Any, ahead: Any, width: int) -> Any:
+def counts_before_the_round(self: Any, before: Any, width: int) -> Any:
     """Pitfall 8."""
     return before[:, None].expand(-1, width, -1)
 
@@ -119,15 +117,14 @@ def all_of_q(q: Any, token: Any) -> Any:
 
 def what_the_line_leaves(distribution: Any, *others: Any) -> Any:
     """The token after siblings that failed is drawn as if only the line's had."""
-    verdict = others[-1]
+    verdict = others[-1].verdict
     accepted, found = verdict.accepted.clone(), DESCEND(distribution, *others)
     return torch.where((verdict.accepted == accepted)[:, None], distribution, found)
 
 
-def noise_of_nodes(tensor: Any, index: Any) -> Any:
+def noise_of_nodes(self: Any, values: Any) -> Any:
     """Pitfall 9: a token's noise depends on its place in the tree, not in the text."""
-    nodes, width = index.shape[1], tensor.shape[1]
-    return at_nodes(tensor, counting(nodes, index.device).expand_as(index) % width if nodes > width else index)
+    return at_nodes(values, self.numbers.expand_as(self.depths) % values.shape[1])
 
 
 def one_path_for_all(self: Any, start: Any, path: Any) -> None:
@@ -142,16 +139,16 @@ def left_where_they_are(*_: Any) -> None:
 def telling(change: Any) -> Any:
     """The graph of the target is told something else of each tree than what the round knows."""
 
-    def step(self: Any, *arguments: Any, tree: Any = None, **named: Any) -> Any:
-        if tree is None:
+    def step(self: Any, *arguments: Any, ancestry: Any = None, **named: Any) -> Any:
+        if ancestry is None:
             return MODEL_STEP(self, *arguments, **named)
-        told = copy(tree)
-        told.depths, told.ancestors = tree.depths.clone(), tree.ancestors.clone()
-        made = MODEL_STEP(self, *arguments, tree=told, **named)
+        told = copy(ancestry)
+        told.depths, told.ancestors = ancestry.depths.clone(), ancestry.ancestors.clone()
+        made = MODEL_STEP(self, *arguments, ancestry=told, **named)
 
         def run() -> None:
-            told.depths.copy_(tree.depths)
-            told.ancestors.copy_(tree.ancestors)
+            told.depths.copy_(ancestry.depths)
+            told.ancestors.copy_(ancestry.ancestors)
             change(told)
             made.run()
 
@@ -166,7 +163,7 @@ def siblings_see_siblings(tree: Any) -> None:
 
 
 def positions_by_column(tree: Any) -> None:
-    tree.depths.copy_(tree.nodes.expand_as(tree.depths))
+    tree.depths.copy_(tree.numbers.expand_as(tree.depths))
 
 
 def lines_see_lines(tree: Any) -> None:
@@ -192,18 +189,18 @@ def claims_another_line(self: Any, row: int, before: int, share: Any, result: An
             source.model.cache.entries[row] = before + max(0, result.accepted - 1)
 
 
-def log_probabilities_along_the_line(self: Any, tensor: Any) -> Any:
+def log_probabilities_along_the_line(self: Any, values: Any, verdict: Any) -> Any:
     """Pitfall 16: what follows a sibling is read where the line's own token is."""
-    return tensor[:, : self.path.shape[1]]
+    return values[:, : verdict.path.shape[1]]
 
 
 SWAPS: dict[str, tuple[tuple[Any, str, Any], ...]] = CONTROLS | {
-    "residual of another q": ((acceptance, "residual", p_without_the_rejected),),
+    "residual of another q": ((accepting, "residual", p_without_the_rejected),),
     "block ended by its first failure": ((block_verification, "count_accepted", ended_by_its_first_failure),),
     "block test without its denominator": ((block_verification, "passes", without_denominator),),
     "one end for all blocks": ((block_verification, "end_early", one_end_for_all),),
     "greedy draft declared sampled": ((drafters, "inverse_cdf", likeliest),),
-    "penalties over the context before the round": ((penalties, "counts_at_each_position", counts_before_the_round),),
+    "penalties over the context before the round": ((ProposedTokens, "counts", counts_before_the_round),),
     "prediction judged by the noise that made it": ((Request, "noise_seed", property(lambda one: one.seed)),),
     "one length for all rows": ((round_, "commit", one_length_for_all),),
     "hole after full acceptance": ((Results, "commit", claims_a_hole),),
@@ -215,7 +212,7 @@ SWAPS: dict[str, tuple[tuple[Any, str, Any], ...]] = CONTROLS | {
     "q of a branch taken from the root": ((Proposal, "drawn_from", drawn_from_the_first_distribution),),
     "q of a sibling not renormalised": ((descent, "without", all_of_q),),
     "residual of the line after its siblings": ((accepting, "descend", what_the_line_leaves),),
-    "noise of nodes, not of indices": ((accepting, "at_nodes", noise_of_nodes),),
+    "noise of nodes, not of indices": ((Tree, "at_depths", noise_of_nodes),),
     "cache entries of all rows moved as the first row's": ((RowCache, "straighten", one_path_for_all),),
     "cache entry of a sibling left where it is": ((RowCache, "straighten", left_where_they_are),),
     "sibling seen by a sibling": ((Model, "step", telling(siblings_see_siblings)),),
@@ -224,7 +221,7 @@ SWAPS: dict[str, tuple[tuple[Any, str, Any], ...]] = CONTROLS | {
     "line seen by another": ((Model, "step", telling(lines_see_lines)),),
     "q of lines declared flat": ((Proposal, "drawn_from", flat),),
     "hole after another line": ((Results, "note_writes", claims_another_line),),
-    "log-probabilities along the line": ((TreeVerdict, "along", log_probabilities_along_the_line),),
+    "log-probabilities along the line": ((Tree, "along", log_probabilities_along_the_line),),
 }
 
 

@@ -100,9 +100,9 @@ def nothing(_: Any) -> Any:
 
 def changed(change: Callable[[LookAheads, int], Any]) -> Any:
     def make(init: Any) -> Any:
-        def faulty(self: LookAheads, nodes: Any, *others: Any) -> None:
-            init(self, nodes, *others)
-            change(self, nodes.shape[1])
+        def faulty(self: LookAheads, tokens: Any, *others: Any) -> None:
+            init(self, tokens, *others)
+            change(self, tokens.shape[1])
 
         return faulty
 

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 from trt_spec.runtime import Decoder, RequestError, SamplingParams
-from trt_spec.runtime.acceptance.filters import FILTERS, penalties
-from trt_spec.runtime.acceptance.filters.penalties import Penalties, counts_at_each_position
-from trt_spec.runtime.state.proposal import ProposedTokens
+from trt_spec.runtime.acceptance.filters import FILTERS
+from trt_spec.runtime.acceptance.filters.penalties import Penalties
+from trt_spec.runtime.state.line import IN_LINE
+from trt_spec.runtime.state.tree import Tree
 
 from ..kit.bundles import Pair
 from ..kit.chi_squared import p_value_of
@@ -89,9 +90,7 @@ def test_output_is_distributed_as_the_target_alone(eight: Pair, settings: str, r
 def test_chi_squared_catches_counts_along_the_columns(eight: Pair, monkeypatch: pytest.MonkeyPatch):
     """A planted fault: siblings count the whole line before them."""
     monkeypatch.setattr(
-        penalties,
-        "counts_at_each_position",
-        lambda before, ahead, width: counts_at_each_position(before, ProposedTokens(ahead.tokens), width),
+        Tree, "counts", lambda self, tokens, before, width, _: IN_LINE.counts(tokens, before, width, None)
     )
     params = replace(SETTINGS["everything"], rule="coupled")
     assert p_value_of(eight, params, 4_000, "2+4", depth=3) < FALSE_ALARM

@@ -23,7 +23,7 @@ from ..kit.sampled import FALSE_ALARM
 from ..kit.steps import feed
 from .states import make_plan, make_rows
 
-acceptance = importlib.import_module("trt_spec.runtime.acceptance.one_line")
+acceptance = importlib.import_module("trt_spec.runtime.acceptance.accept")
 drafters = importlib.import_module("trt_spec.runtime.round.propose")
 suffix = importlib.import_module("trt_spec.runtime.drafters.suffix")
 round_ = importlib.import_module("trt_spec.runtime.round.round")

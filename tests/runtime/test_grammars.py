@@ -15,13 +15,12 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper
 from trt_spec.runtime import Decoder, EntropyRule, Grammar, Request, RequestError, SamplingParams
-from trt_spec.runtime.acceptance.exam import Exam
+from trt_spec.runtime.acceptance.accept import residual
 from trt_spec.runtime.acceptance.filters.grammar import Allowed, exclude, unpacked
-from trt_spec.runtime.acceptance.one_line import residual
 from trt_spec.runtime.acceptance.seat import follow_guide
 from trt_spec.runtime.acceptance.transform import draft_transform, transform
 from trt_spec.runtime.grammars.guide import GUIDES, Guide, bytes_for
-from trt_spec.runtime.state.proposal import Proposal, ProposedTokens
+from trt_spec.runtime.state.proposal import Exam, Proposal, ProposedTokens
 
 from ..kit.bundles import Pair, tiny_pair
 from ..kit.chi_squared import p_value
@@ -31,7 +30,7 @@ from ..kit.recorder import Recorder
 from ..kit.sampled import FALSE_ALARM
 from .states import make_plan, make_rows
 
-acceptance = importlib.import_module("trt_spec.runtime.acceptance.one_line")
+acceptance = importlib.import_module("trt_spec.runtime.acceptance.accept")
 drafters = importlib.import_module("trt_spec.runtime.round.propose")
 round_ = importlib.import_module("trt_spec.runtime.round.round")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...runtime.acceptance import one_line as acceptance
+from ...runtime.acceptance import accept as acceptance
 from ...runtime.acceptance.filters import Cut
 from ...runtime.acceptance.transform import transform
 from ...runtime.round import round as round_

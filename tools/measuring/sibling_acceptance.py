@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ...runtime.acceptance.descent import what_is_left, without
-from ...runtime.acceptance.one_line import inverse_cdf
+from ...runtime.acceptance.sums import inverse_cdf
 
 DRAWS = 8  # of the tokens that are not accepted, at each position
 ROWS = 64  # positions at a time

@@ -11,7 +11,6 @@ from ...state.rows import Columns
 from ..checks import require, whole
 from ..parameter_fields import ParameterFields
 from .filter import Change, wide, widened
-from .min_tokens import places_of
 
 NEVER = 2**62  # the place of a last token that is not forced
 
@@ -47,7 +46,7 @@ class ForcedEnd(Change):
 
     def apply(self, scores: Tensor, columns: Columns, proposed: ProposedTokens | None) -> Tensor:
         assert proposed is not None
-        before = columns["said_so_far"][:, None] + places_of(scores, proposed)  # [A, W]
+        before = columns["said_so_far"][:, None] + proposed.places(scores.shape[1])  # [A, W]
         last = (before == columns["last_place"][:, None])[:, :, None]
         ends = (columns["last_tokens"] > 0)[:, None]
         return scores.masked_fill(last & ends, 0.0).masked_fill(last & ~ends, -torch.inf)

@@ -38,22 +38,10 @@ class Allowed(Change):
     def apply(self, scores: Tensor, columns: Columns, proposed: ProposedTokens | None) -> Tensor:
         assert proposed is not None
         batch, width, vocab_size = scores.shape
-        numbers, tokens, tree = columns["guide"].tolist(), proposed.tokens.tolist(), proposed.tree
-        if batch == 1 and tree is None:
-            return exclude(scores, GUIDES[numbers[0]].allowed(tokens[0], width)[None])
         bits = np.full((batch, width, bytes_for(vocab_size)), ANYTHING, np.uint8)
-        for row, number in enumerate(numbers):
-            if number and tree is None:
-                bits[row] = GUIDES[number].allowed(tokens[row], width)
-            elif number and tree is not None and proposed.nodes is None:
-                for path in tree.paths(row):
-                    said = [tokens[row][node - 1] for node in path]
-                    bits[row, [0, *path]] = GUIDES[number].allowed(said, len(path) + 1)
-            elif number and tree is not None and proposed.nodes is not None:
-                parents = tree.parents[row].tolist()
-                for position, node in enumerate(proposed.nodes[row].tolist()):
-                    said = [tokens[row][each - 1] for each in tree.path_to(node, parents)]
-                    bits[row, position] = GUIDES[number].allowed(said, 1)
+        for row, number in enumerate(columns["guide"].tolist()):
+            for walk in proposed.walks(row, width) if number else ():
+                bits[row, walk.positions] = GUIDES[number].allowed(walk.said, walk.width)
         return exclude(scores, bits)
 
 

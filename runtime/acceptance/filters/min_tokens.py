@@ -38,18 +38,9 @@ class MinTokens(Change):
 
     def apply(self, scores: Tensor, columns: Columns, proposed: ProposedTokens | None) -> Tensor:
         assert proposed is not None
-        before = columns["tokens_said"][:, None] + places_of(scores, proposed)  # [A, W]
+        before = columns["tokens_said"][:, None] + proposed.places(scores.shape[1])  # [A, W]
         short = before < columns["min_tokens"][:, None]
         return scores.masked_fill(short[:, :, None] & (columns["stops"] > 0)[:, None], -torch.inf)
 
     def commit(self, columns: Columns, tokens: Tensor, accepted: Tensor) -> None:
         columns["tokens_said"].add_(accepted).add_(1)
-
-
-def places_of(scores: Tensor, proposed: ProposedTokens) -> Tensor:
-    """Return how many tokens of this round stand before each position: [A, W], or [W] where no row has a tree."""
-    if proposed.tree is None:
-        first = proposed.tokens.shape[1] - (scores.shape[1] - 1)
-        return torch.arange(first, first + scores.shape[1], device=scores.device)
-    depths = proposed.tree.depths
-    return depths if proposed.nodes is None else depths.gather(1, proposed.nodes)

@@ -41,7 +41,7 @@ class Penalties(Change):
     def apply(self, scores: Tensor, columns: Columns, proposed: ProposedTokens | None) -> Tensor:
         assert proposed is not None
         repetition, presence, frequency = (columns[n][:, None, None] for n in ("repetition", "presence", "frequency"))
-        counts = counts_at_each_position(columns["output_counts"], proposed, scores.shape[1])
+        counts = proposed.counts(columns["output_counts"], scores.shape[1])
         seen = (counts + columns["prompt_counts"][:, None]) > 0
         repeated = torch.where(scores > 0, scores / repetition, scores * repetition)
         scores = torch.where(seen, repeated, scores)
@@ -50,25 +50,3 @@ class Penalties(Change):
     def commit(self, columns: Columns, tokens: Tensor, accepted: Tensor) -> None:
         committed = torch.arange(tokens.shape[1], device=tokens.device) <= accepted[:, None]
         columns["output_counts"].scatter_add_(1, tokens, committed.float())
-
-
-def counts_at_each_position(before: Tensor, proposed: ProposedTokens, width: int) -> Tensor:
-    """Return how often each token is in the output [A, W, V], as plain decoding would have it at each position.
-
-    `before` [A, V] counts what was committed.
-    """
-    tokens, tree, nodes = proposed
-    if tree is not None:
-        said = torch.zeros(*tokens.shape, before.shape[1], device=before.device).scatter_(2, tokens[:, :, None], 1.0)
-        ancestors = tree.ancestors[:, :, 1:]
-        if nodes is not None:
-            ancestors = ancestors.gather(1, nodes[:, :, None].expand(-1, -1, tokens.shape[1]))
-        return before[:, None] + ancestors.float() @ said
-    first = tokens.shape[1] - (width - 1)  # so many come before the first position
-    if first:
-        before = before.scatter_add(1, tokens[:, :first], torch.ones_like(tokens[:, :first], dtype=before.dtype))
-    if width == 1:
-        return before[:, None]
-    counts = torch.zeros(len(before), width, before.shape[1], device=before.device)
-    counts[:, 1:].scatter_(2, tokens[:, first:, None], 1.0)
-    return before[:, None] + counts.cumsum(1)

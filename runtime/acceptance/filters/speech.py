@@ -110,17 +110,9 @@ class Speech(Change):
 
 def at_each_position(own: Numbers, proposed: ProposedTokens, width: int) -> tuple[Tensor, ...]:
     """Return what plain decoding would know at each position [A, W]: how much was said, the last tokens, the time."""
-    tokens, tree, nodes = proposed
+    tokens, nodes = proposed.tokens, proposed.nodes
     last = torch.cat([own.last, tokens], 1)  # [A, N+1], as if there were a position behind each
-    times = tokens.masked_fill(tokens < own.first, -1)
-    if tree is None:
-        place = torch.arange(last.shape[1], device=last.device)
-        before = torch.cat([own.before, last[:, :-1]], 1)
-        time = torch.cat([own.time, times], 1).cummax(1).values
-    else:
-        place = tree.depths
-        before = torch.cat([own.before, last.gather(1, tree.parents)], 1)
-        on_the_way = times[:, None].masked_fill(~tree.ancestors[:, :, 1:], -1)
-        time = torch.maximum(own.time, on_the_way.amax(-1))
-    found = own.said + place, before, last, time
-    return tuple(each[:, -width:] if nodes is None else each.gather(1, nodes) for each in found)
+    before = torch.cat([own.before, nodes.at_parents(last[:, :, None])[:, :, 0]], 1)
+    time = nodes.highest(own.time, tokens.masked_fill(tokens < own.first, -1))
+    said = own.said + nodes.places(tokens)
+    return tuple(proposed.at_positions(each, width) for each in (said, before, last, time))

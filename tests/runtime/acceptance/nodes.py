@@ -9,16 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 from trt_spec.runtime import SamplingParams
-from trt_spec.runtime.acceptance import one_line
-from trt_spec.runtime.acceptance.accept import accept
-from trt_spec.runtime.acceptance.exam import Exam
+from trt_spec.runtime.acceptance import accept as accepting
 from trt_spec.runtime.acceptance.seat import admit, make_rows
+from trt_spec.runtime.state.line import Line
 from trt_spec.runtime.state.most import LINE
 from trt_spec.runtime.state.plan import Level
-from trt_spec.runtime.state.proposal import Noise, Proposal
+from trt_spec.runtime.state.proposal import Exam, Noise, Proposal
 from trt_spec.runtime.state.shapes import Shape, comb, line, read_shape
 from trt_spec.runtime.state.tree import Tree
-from trt_spec.runtime.state.verdict import TreeVerdict
+from trt_spec.runtime.state.verdict import Verdict
 
 from ..states import GIVEN, make_plan
 from .distributions import Distribution, Models, V, random_models, verdicts
@@ -164,9 +163,31 @@ class Every:
     def judge(self, index: Tensor, u: Tensor, params: SamplingParams, gumbel: Tensor | None = None) -> Judged:
         """Judge the tokens at `index` [A] by uniforms u [A, N]."""
         of, batch, p = self.of, len(index), self.p[index]
-        tree = Tree(
-            batch, of.k, [distribution is not None for distribution in of.drafts], of.branches, torch.device("cpu")
-        )
+        beyond = torch.zeros(batch, 3 * (LINE - 1), 2, dtype=u.dtype)
+        nodes = self._tree(batch, u, beyond) if len(of.nodes) > of.k + 1 else Line()
+        rows = make_rows(1, 1, V, 1, "cpu")
+        admit(rows, 0, [0], params, 0, V)
+        rows.more.fill_(True)
+        fields = {"branches": of.branches, "levels": (Level(1, V),) * of.k} if of.branches else {}
+        plan = make_plan([params] * batch, of.k, lines=((GIVEN,),) * len(of.drafts), ragged=True, **fields)
+        distributions = None if self.distributions is None else self.distributions[index]
+        first = None if of.drafts[0] is None else distributions[:, : of.k]
+        proposed = torch.full((batch,), self.lengths[0])
+        proposal = Proposal(self.tokens[index], proposed, first, None, nodes, distributions)
+        verdict, seen, pick = Verdict(p.log(), of.k), [], accepting.inverse_cdf
+        noise = Noise(gumbel, torch.full((batch, 1), 0.5, dtype=torch.float64), u[:, : of.k], beyond)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(accepting, "inverse_cdf", lambda weights, u: (seen.append(weights), pick(weights, u))[1])
+            accepting.accept(Exam(proposal, p.log(), rows, plan, noise, verdict))
+        assert torch.equal(verdict.last, verdict.path.gather(1, verdict.accepted[:, None])[:, 0])
+        weights = seen[-1] if seen else p[:, 0]
+        return Judged(verdict.path, verdict.accepted, verdict.proposed, verdict.tokens, weights)
+
+    def _tree(self, batch: int, u: Tensor, beyond: Tensor) -> Tree:
+        """Place what is beside the first line, and put its uniforms where a round has them."""
+        of = self.of
+        has = [distribution is not None for distribution in of.drafts]
+        tree = Tree(batch, of.k, has, of.branches, torch.device("cpu"))
         tree.begin()
         for depth in range(1, of.k + 1):
             own = of.nodes[of.k + 1 :][: of.branches]
@@ -179,25 +200,8 @@ class Every:
                 tree.place(mine, parents, turns, torch.where(parents < of.k, parents, of.k + parents), mine)
         for number, length in enumerate(self.lengths):
             tree.end_line(number, torch.full((batch,), length))
-        beyond = torch.zeros(batch, 3 * (LINE - 1), 2, dtype=u.dtype)
         beyond[:, :, 1].scatter_(1, tree.uniforms[:, of.k :], u[:, of.k :])
-        rows = make_rows(1, 1, V, 1, "cpu")
-        admit(rows, 0, [0], params, 0, V)
-        rows.more.fill_(True)
-        fields = {"branches": of.branches, "levels": (Level(1, V),) * of.k} if of.branches else {}
-        plan = make_plan([params] * batch, of.k, lines=((GIVEN,),) * len(of.drafts), ragged=True, **fields)
-        distributions = None if self.distributions is None else self.distributions[index]
-        first = None if of.drafts[0] is None else distributions[:, : of.k]
-        proposed = torch.full((batch,), self.lengths[0])
-        proposal = Proposal(self.tokens[index], proposed, first, None, tree, distributions)
-        verdict, seen, pick = TreeVerdict(p.log(), of.k), [], one_line.inverse_cdf
-        noise = Noise(gumbel, torch.full((batch, 1), 0.5, dtype=torch.float64), u[:, : of.k], beyond)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(one_line, "inverse_cdf", lambda weights, u: (seen.append(weights), pick(weights, u))[1])
-            accept(Exam(proposal, p.log(), rows, plan, noise, verdict))
-        assert torch.equal(verdict.last, verdict.path.gather(1, verdict.accepted[:, None])[:, 0])
-        weights = seen[-1] if seen else p[:, 0]
-        return Judged(verdict.path, verdict.accepted, verdict.proposed, verdict.tokens, weights)
+        return tree
 
     def standing(self, index: Sequence[int], judged: Judged) -> list[Tokens]:
         """What stands of each, which is what the nodes of its path say."""

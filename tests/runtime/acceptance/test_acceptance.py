@@ -4,11 +4,10 @@ import pytest
 import torch
 from scipy.stats import chisquare
 from trt_spec.runtime import SamplingParams
-from trt_spec.runtime.acceptance.accept import accept
-from trt_spec.runtime.acceptance.exam import Exam
-from trt_spec.runtime.acceptance.one_line import flag_no_numbers, inverse_cdf, residual
+from trt_spec.runtime.acceptance.accept import accept, flag_no_numbers, residual
+from trt_spec.runtime.acceptance.sums import inverse_cdf
 from trt_spec.runtime.state.noise import gumbels, uniforms
-from trt_spec.runtime.state.proposal import Noise, Proposal
+from trt_spec.runtime.state.proposal import Exam, Noise, Proposal
 from trt_spec.runtime.state.verdict import Verdict, Winners
 from trt_spec.tools.theory.lines import lenient_acceptance
 

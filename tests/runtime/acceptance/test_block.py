@@ -14,11 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.runtime.acceptance import accept as acceptance
 from trt_spec.runtime.acceptance import block_verification
-from trt_spec.runtime.acceptance import one_line as acceptance
-from trt_spec.runtime.acceptance.accept import accept
-from trt_spec.runtime.acceptance.exam import Exam
-from trt_spec.runtime.state.proposal import Noise, Proposal
+from trt_spec.runtime.state.proposal import Exam, Noise, Proposal
 from trt_spec.runtime.state.rows import Rows
 from trt_spec.runtime.state.verdict import Verdict
 
@@ -93,7 +91,7 @@ def judge(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(acceptance, "inverse_cdf", lambda weights, u: (seen.append(weights), draw(weights, u))[1])
         noise = Noise(None, torch.full((len(chains), 1), 0.5, dtype=torch.float64), u)
-        accept(Exam(proposal, scores, rows, plan, noise, verdict))
+        acceptance.accept(Exam(proposal, scores, rows, plan, noise, verdict))
     if plan.rejection:
         chances = threshold(verdict.joint.weights[:, 1:], verdict.joint.rests)
     else:

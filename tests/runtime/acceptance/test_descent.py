@@ -113,7 +113,7 @@ DESCEND, DISTRIBUTION_OF = accepting.descend, Proposal.drawn_from
 
 def forgets_what_fell(distribution: Tensor, *others: Any) -> Tensor:
     """A planted fault: the next token is drawn as if only the line had been tested."""
-    verdict = others[-1]
+    verdict = others[-1].verdict
     accepted, found = verdict.accepted.clone(), DESCEND(distribution, *others)
     return torch.where((verdict.accepted == accepted)[:, None], distribution, found)
 

@@ -83,7 +83,7 @@ def test_every_round_finds_the_uniforms_of_its_seeds_and_lengths(llama: Pair, mo
     found_of, trees, seen = Rows.round_uniforms, [], set()
 
     def refreshed(rows: Rows, plan: Plan, occupants: Any):
-        trees.append(plan.is_tree)
+        trees.append(plan.beyond > 0)
         refresh_uniforms(rows, plan, occupants)
 
     def checked(rows: Rows):

@@ -83,7 +83,7 @@ def test_in_a_tree_each_node_has_the_rules_of_its_own_path(seed: int) -> None:
         mine = (torch.arange(4) // 2 == first // 2).expand(ROWS, 4)
         grown.place(mine, parents, torch.zeros_like(parents), torch.zeros_like(parents), mine)
     for tree in (grown, Tree(ROWS, 2, [True, False], 0, torch.device("cpu"))):
-        nodes = len(tree.nodes)
+        nodes = len(tree.numbers)
         columns, said = one.columns(ROWS, VOCAB, "cpu"), list[list[int]]()
         for row in range(ROWS):
             one.admit(columns, row, SamplingParams(extra={"speech": rules}), [], VOCAB)

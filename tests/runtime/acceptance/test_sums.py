@@ -9,9 +9,8 @@ from torch import Tensor
 from trt_spec.runtime import SamplingParams
 from trt_spec.runtime.acceptance.block_verification import passes
 from trt_spec.runtime.acceptance.filters.top_p import TopP
-from trt_spec.runtime.acceptance.one_line import inverse_cdf
 from trt_spec.runtime.acceptance.seat import make_rows
-from trt_spec.runtime.acceptance.sums import rising_sums
+from trt_spec.runtime.acceptance.sums import inverse_cdf, rising_sums
 from trt_spec.runtime.state import place
 
 from ...kit.sums import adding_in_blocks, one_by_one

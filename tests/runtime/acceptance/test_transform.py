@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 from trt_spec.runtime import SamplingParams
-from trt_spec.runtime.acceptance.filters.penalties import counts_at_each_position
 from trt_spec.runtime.acceptance.transform import transform
 from trt_spec.runtime.state.proposal import ProposedTokens
 from trt_spec.runtime.state.tree import Tree
@@ -162,14 +161,14 @@ def test_each_verify_row_counts_the_proposals_before_it():
     before = rows.columns["output_counts"]
     before[0, 4] = 2
     proposed = torch.tensor([[3, 3, 1], [4, 0, 4]])
-    counts = counts_at_each_position(before, ProposedTokens(proposed), 4)
+    counts = ProposedTokens(proposed).counts(before, 4)
     assert counts.tolist() == [
         [[0, 0, 0, 0, 2], [0, 0, 0, 1, 2], [0, 0, 0, 2, 2], [0, 1, 0, 2, 2]],
         [[0, 0, 0, 0, 0], [0, 0, 0, 0, 1], [1, 0, 0, 0, 1], [1, 0, 0, 0, 2]],
     ]
     assert before[0].tolist() == [0, 0, 0, 0, 2], "what was only proposed is not counted"
     for drafted in range(4):  # and so does each step of the draft
-        alone = counts_at_each_position(before, ProposedTokens(proposed[:, :drafted]), 1)
+        alone = ProposedTokens(proposed[:, :drafted]).counts(before, 1)
         assert torch.equal(alone[:, 0], counts[:, drafted])
 
 
@@ -187,13 +186,11 @@ def test_each_node_of_a_tree_counts_its_own_path_alone():
         for number in range(2 if kind == "lines" else 1):
             tree.end_line(number, torch.tensor([2]))
         before = torch.tensor([[0.0, 2.0, 0.0, 1.0, 0.0]])
-        counts = counts_at_each_position(before, ProposedTokens(tokens, tree), 6)
+        counts = ProposedTokens(tokens, tree).counts(before, 6)
         assert torch.equal(counts[:, 0], before)
         for path in each:
             said = tokens[:, [node - 1 for node in path]]
-            assert torch.equal(counts[:, path[-1]], counts_at_each_position(before, ProposedTokens(said), 1)[:, 0]), (
-                path
-            )
+            assert torch.equal(counts[:, path[-1]], ProposedTokens(said).counts(before, 1)[:, 0]), path
         ends = [path for path in each if not any(other[:-1] == path for other in each)]
         assert sorted(tree.paths(0)) == sorted(ends)
     tree.begin()

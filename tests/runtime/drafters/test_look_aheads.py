@@ -248,7 +248,7 @@ def test_a_distribution_of_another_place_or_round_or_row_would_show_and_changes_
 def seen_by_all(self: LookAheads) -> None:
     """Proposals see the look-aheads."""
     filled(self)
-    self.ancestors[:, :, self._nodes.shape[1] :] = True
+    self.ancestors[:, :, self._tokens.shape[1] :] = True
 
 
 def test_proposals_that_see_look_aheads_would_show(ahead: Subject) -> None:

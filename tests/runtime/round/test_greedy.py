@@ -94,8 +94,8 @@ def test_greedy_rounds_leave_logits_in_the_type_of_the_model_and_write_the_same_
         seen = set()
 
         class Seen(Verdict):
-            def __init__(self, logits: Tensor, *told: bool) -> None:
-                super().__init__(logits, *told)
+            def __init__(self, logits: Tensor, length: int, *, reads_best: bool) -> None:
+                super().__init__(logits, length, reads_best=reads_best)
                 seen.add(logits.dtype)
 
         with replaying(), patch.object(frame, "Verdict", Seen):

@@ -3,7 +3,7 @@
 from math import sqrt
 
 import pytest
-from trt_spec.runtime.acceptance import one_line as acceptance
+from trt_spec.runtime.acceptance import accept as acceptance
 from trt_spec.runtime.state.asked import BESIDE
 from trt_spec.runtime.state.shapes import Shape
 from trt_spec.tools.certificate import distribution

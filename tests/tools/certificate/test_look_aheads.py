@@ -60,12 +60,12 @@ def left_in_the_cache(self: Pass, rows: Any, frame: Any) -> None:
     read, count = frame.input_ids.shape[1], frame.said_ahead.shape[1]
     places = torch.arange(count + 1)
     path = torch.where(places > 0, places + read - 1, 0).expand(frame.batch, -1)
-    frame._target.cache.straighten(frame.position[1], path)
+    frame._caches[0].straighten(frame.position[1], path)
 
 
 def seen_by_proposals(self: LookAheads) -> None:
     filled(self)
-    self.ancestors[:, :, self._nodes.shape[1] :] = True
+    self.ancestors[:, :, self._tokens.shape[1] :] = True
 
 
 keep, filled = Pass.keep, LookAheads.fill
