@@ -40,6 +40,7 @@ class Frame:
         self.position = torch.zeros(k + 4, -(-batch // aligned) * aligned, dtype=torch.int64, device=device)[:, :batch]
         self.index = self.position[2:-1].t()  # [A, K+1], where the round's tokens go
         self.next_length = self.position[3]  # the next length if no proposal stands
+        self._start = self.position[1]  # of the last committed token
 
         input_ids = torch.zeros(batch, width, dtype=torch.int64, device=device)
         reads_best = plan.picks_best and not self.on_host
@@ -126,7 +127,7 @@ class Frame:
 
     def settle(self) -> None:
         """Move the caches' entries of the path that stands, so that each follows the one before."""
-        self.nodes.settle(self.verdict, self._caches, self.position[1])
+        self.nodes.settle(self.verdict, self._caches, self._start)
 
     def line_up(self, number: int) -> None:
         """Write the sampled proposals of a line; of the first, behind the last committed token."""
