@@ -112,9 +112,9 @@ class Successor(Sampler):
 
     name = "successor"
 
-    def logits(self, rows: Any, frame: Any) -> Callable[[int], Tensor]:
+    def logits(self, rows: Any, frame: Any, line: Any) -> Callable[[int], Tensor]:
         def of_proposal(i: int) -> Tensor:
-            before = frame.winners[i - 1].tokens if i else frame.recent[:, -1:]
+            before = line.winners[i - 1].tokens if i else frame.recent[:, -1:]
             blank = torch.zeros_like(frame.draft_logits)
             return blank.scatter(2, ((before + 1) % blank.shape[2])[:, :, None], 1.0)
 

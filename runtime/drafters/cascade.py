@@ -14,7 +14,7 @@ from torch import Tensor
 from ...engines import MAX_DRAFT_LENGTH
 from ..acceptance.accept import accept
 from ..acceptance.transform import draft_transform
-from ..state.frame import Frame
+from ..state.frame import DraftedLine, Frame
 from ..state.indexing import counting
 from ..state.plan import Plan, Prepared
 from ..state.proposal import Exam, Noise, Proposal, ProposedTokens
@@ -57,13 +57,13 @@ class Cascade(Copier):
             )
         return None
 
-    def prepare(self, frame: Frame) -> PreparedCascade:
+    def prepare(self, frame: Frame, line: DraftedLine) -> PreparedCascade:
         assert self.model is not None
         k, model = frame.draft_length, self.model
         memory = model.logits(frame.batch, k)
         logits = memory[..., : model.vocab_size]
         step = partial(model.step, 0, entries_read=frame.entries_read)
-        if frame.levels:
+        if line.levels:
             first = step(frame.recent, frame.position[0], model.logits(frame.batch, 1), since=frame.since)
             each = counting(k, memory.device).expand(frame.batch, k).contiguous()
             tree = step(
@@ -77,13 +77,14 @@ class Cascade(Copier):
 
     def offer(self, rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Callable[[int], Offer]:
         """Test the copies; rows with other proposals are fed these, so that their caches keep the same content."""
-        k, prepared = plan.draft_length, frame.prepared[self.name]
+        k, line = plan.draft_length, frame.lines[0]
+        prepared = line.prepared[self.name]
         assert isinstance(prepared, PreparedCascade)
         verdict, asked = prepared.verdict, self.asked(0, rows)
         [(copied, found)] = look_up(rows, plan, span)
-        guesses = torch.where(asked[:, None] > 0, copied[:, : k - 1], frame.proposed[:, : k - 1])
-        if frame.levels:
-            frame.proposed[:, : k - 1] = guesses
+        guesses = torch.where(asked[:, None] > 0, copied[:, : k - 1], line.proposed[:, : k - 1])
+        if line.levels:
+            line.proposed[:, : k - 1] = guesses
         else:
             torch.cat([frame.recent, guesses], 1, out=prepared.steps[0].input_ids)
         for step in prepared.steps:

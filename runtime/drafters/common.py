@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..state.frame import Frame
+from ..state.frame import DraftedLine, Frame
 from ..state.rows import Rows
 from .asking import Asking
 from .drafter import Resources, Sampler
@@ -39,12 +39,12 @@ class Common(ForeignDrafter, Sampler):
         asked = super().asked(line, rows)
         return asked * self._able[: len(asked)]
 
-    def logits(self, rows: Rows, frame: Frame) -> Callable[[int], Tensor]:
+    def logits(self, rows: Rows, frame: Frame, line: DraftedLine) -> Callable[[int], Tensor]:
         steps, translation = self._steps, self.draft.translation
         assert steps is not None
 
         def of_proposal(i: int) -> Tensor:
-            said = self._own[frame.winners[i - 1].tokens[:, 0]] if i else None
+            said = self._own[line.winners[i - 1].tokens[:, 0]] if i else None
             own = steps.run(i, said).index_select(2, translation.own_ids)
             return torch.full_like(frame.draft_logits, NEVER).index_copy_(2, translation.target_ids, own)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...engines import Bundle
 from ...engines.bundle import DRAFTS
 from ..memory.model import Model
-from ..state.frame import Frame
+from ..state.frame import DraftedLine, Frame
 from ..state.indexing import pick
 from ..state.plan import LEAST_WINDOW, Plan, Prepared
 from ..state.proposal import Noise
@@ -116,8 +116,8 @@ class Drafter:
 
     # On the device.
 
-    def prepare(self, frame: Frame) -> Prepared:
-        """Make the draft model's steps that it runs over the frame's tensors; asked only if it needs the model."""
+    def prepare(self, frame: Frame, line: DraftedLine) -> Prepared:
+        """Make its draft model's steps over the tensors of a frame and of a line; asked only if it needs the model."""
         return Prepared([])
 
     def asked(self, line: int, rows: Rows) -> Tensor:
@@ -133,11 +133,11 @@ class Sampler(Drafter):
 
     samples = True
 
-    def logits(self, rows: Rows, frame: Frame) -> Callable[[int], Tensor]:
+    def logits(self, rows: Rows, frame: Frame, line: DraftedLine) -> Callable[[int], Tensor]:
         """Return a function that gives the logits [A, 1, V] of proposal i once all earlier ones are drawn."""
         raise NotImplementedError
 
-    def doubt(self, i: int, logits: Tensor, frame: Frame) -> Tensor:
+    def doubt(self, i: int, logits: Tensor, frame: Frame, line: DraftedLine) -> Tensor:
         """Return how unsure it is of proposal i [A, 1], from 0 to 1: the entropy of its logits unless it knows better.
 
         A row may end before a proposal that is in doubt. So the doubt must be known before that proposal is drawn, from

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...engines import Bundle, Step
 from ..memory.model import preceded
-from ..state.frame import Frame
+from ..state.frame import DraftedLine, Frame
 from ..state.indexing import at_nodes, counting, pick
 from ..state.rows import Rows
 from ..state.tree import Tree
@@ -37,14 +37,14 @@ class Head(DraftModel):
             return None
         return f"the bundle has no {cls.name} head; export one with --draft, or use drafter lookup or none"
 
-    def prepare(self, frame: Frame) -> PreparedDraft:
+    def prepare(self, frame: Frame, line: DraftedLine) -> PreparedDraft:
         """Make K steps as of a draft model; each after the first is given hidden states that the last one has made."""
         assert self.model is not None
         step, memory = partial(self.model.step, 0, entries_read=frame.entries_read), self._memory(frame)
         logits = memory[..., : self.model.vocab_size]
         steps, given = [self._first(frame, memory)], [logits]
-        states = States(steps[0], frame) if len(frame.levels) > 1 else None
-        for before, level in zip(frame.levels, frame.levels[1:], strict=False):
+        states = States(steps[0], frame) if len(line.levels) > 1 else None
+        for before, level in zip(line.levels, line.levels[1:], strict=False):
             assert states is not None
             own = self.model.logits(*level.shape)
             read = step(
@@ -59,7 +59,7 @@ class Head(DraftModel):
             given.append(own[..., : self.model.vocab_size])
         for i in range(len(steps), frame.draft_length):
             made = steps[-1].outputs[MADE]
-            steps.append(step(frame.winners[i - 1].tokens, frame.position[i + 1], memory, hidden=made))
+            steps.append(step(line.winners[i - 1].tokens, frame.position[i + 1], memory, hidden=made))
             given.append(logits)
         return PreparedDraft(steps, given)
 
@@ -96,14 +96,14 @@ class Mtp(Head):
 class OnePass(Head):
     """Says all proposals of a round in one pass, so that none knows what the others are."""
 
-    def said(self, step: Step, logits: Tensor, frame: Frame) -> PreparedDraft:
+    def said(self, step: Step, logits: Tensor, frame: Frame, line: DraftedLine) -> PreparedDraft:
         """Give the logits [A, K, V] of a step to the proposals; in a tree all nodes of a level have the same."""
-        nodes = [level.shape[1] for level in frame.levels]
+        nodes = [level.shape[1] for level in line.levels]
         nodes += [1] * (frame.draft_length - len(nodes))
         return PreparedDraft([step], [logits[:, i : i + 1].expand(-1, n, -1) for i, n in enumerate(nodes)])
 
-    def logits(self, rows: Rows, frame: Frame) -> Callable[[int], Tensor]:
-        prepared = frame.prepared[self.name]
+    def logits(self, rows: Rows, frame: Frame, line: DraftedLine) -> Callable[[int], Tensor]:
+        prepared = line.prepared[self.name]
         assert isinstance(prepared, PreparedDraft)
 
         def of_proposal(i: int) -> Tensor:
@@ -124,14 +124,14 @@ class ParallelHeads(OnePass):
     def window(self, widest: int) -> int:
         return maxsize  # it has nothing to catch up with
 
-    def prepare(self, frame: Frame) -> PreparedDraft:
+    def prepare(self, frame: Frame, line: DraftedLine) -> PreparedDraft:
         assert self.model is not None
-        model, k, device = self.model, frame.draft_length, frame.proposed.device
+        model, k, device = self.model, frame.draft_length, line.proposed.device
         memory = model.logits(frame.batch, k)
         speak = counting(k, device).expand(frame.batch, k).contiguous()
         ids = torch.zeros(frame.batch, 1, dtype=torch.int64, device=device)
         step = model.step(0, ids, frame.position[1], memory, frame.entries_read, logit_rows=speak)
-        return self.said(step, memory[..., : model.vocab_size], frame)
+        return self.said(step, memory[..., : model.vocab_size], frame, line)
 
 
 class Medusa(ParallelHeads):

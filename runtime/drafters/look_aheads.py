@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...engines import MAX_DRAFT_LENGTH
-from ..state.frame import Frame
+from ..state.frame import DraftedLine, Frame
 from ..state.indexing import at_nodes, counting
 from ..state.rows import Columns, Rows
 from .asking import Asking
@@ -85,8 +85,8 @@ class Pass(Sampler):
         known = rows.columns[COUNT] * (rows.columns[LENGTH] == rows.length)
         return torch.minimum(super().asked(line, rows), known)
 
-    def logits(self, rows: Rows, frame: Frame) -> Callable[[int], Tensor]:
-        said, levels = rows.columns[SAID], [level.shape[1] for level in frame.levels]
+    def logits(self, rows: Rows, frame: Frame, line: DraftedLine) -> Callable[[int], Tensor]:
+        said, levels = rows.columns[SAID], [level.shape[1] for level in line.levels]
 
         def of_proposal(i: int) -> Tensor:
             place = min(i, self._most - 1)  # beyond, nobody asks for them

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...engines import Bundle, Masks
 from ..memory.model import preceded
-from ..state.frame import Frame
+from ..state.frame import DraftedLine, Frame
 from ..state.indexing import counting
 from ..state.rows import Rows
 from .asking import Asking
@@ -34,9 +34,9 @@ class Masked(OnePass):
     def ready(self, request: Asking, most: int, turn: int) -> int:
         return most if self._masks.most is None else min(most, self._masks.most)
 
-    def prepare(self, frame: Frame) -> PreparedDraft:
+    def prepare(self, frame: Frame, line: DraftedLine) -> PreparedDraft:
         assert self.model is not None
-        k, device, window = frame.draft_length, frame.proposed.device, frame.window
+        k, device, window = frame.draft_length, line.proposed.device, frame.window
         most = k if self._masks.most is None else min(k, self._masks.most)
         if window is None:
             tokens, start = frame.recent, frame.position[0]
@@ -47,7 +47,7 @@ class Masked(OnePass):
         memory, rows = self.model.logits(frame.batch, k), torch.zeros(frame.batch, k, dtype=torch.int64, device=device)
         step = self.model.step(0, ids, start, memory, frame.entries_read, logit_rows=rows, since=frame.since)
         step = preceded(filling(self._masks, most, tokens, last, ids, rows), step)
-        return self.said(step, memory[..., : self.model.vocab_size], frame)
+        return self.said(step, memory[..., : self.model.vocab_size], frame, line)
 
 
 def filling(masks: Masks, most: int, tokens: Tensor, last: Tensor, ids: Tensor, rows: Tensor) -> Callable[[], None]:
@@ -104,21 +104,21 @@ class DSpark(Masked):
         super().__init__(place, resources)
         self._markov = Markov.read(resources.bundle, self.name, resources.target.engine.device)
 
-    def logits(self, rows: Rows, frame: Frame) -> Callable[[int], Tensor]:
+    def logits(self, rows: Rows, frame: Frame, line: DraftedLine) -> Callable[[int], Tensor]:
         """Give each proposal its distribution after the one drawn before it: that is its q, in lines and trees."""
-        of_place = super().logits(rows, frame)
-        return lambda i: self._markov.following(of_place(i), before(i, frame))
+        of_place = super().logits(rows, frame, line)
+        return lambda i: self._markov.following(of_place(i), before(i, frame, line))
 
-    def doubt(self, i: int, logits: Tensor, frame: Frame) -> Tensor:
+    def doubt(self, i: int, logits: Tensor, frame: Frame, line: DraftedLine) -> Tensor:
         """Return how unlikely the head thinks proposal i of the line is to be accepted, if those before it are."""
         if not len(self._markov.confidence):
-            return super().doubt(i, logits, frame)
-        made = frame.prepared[self.name].steps[0].outputs[MADE]
-        return 1 - self._markov.sure(made[:, i : i + 1], before(i, frame)[:, :1])
+            return super().doubt(i, logits, frame, line)
+        made = line.prepared[self.name].steps[0].outputs[MADE]
+        return 1 - self._markov.sure(made[:, i : i + 1], before(i, frame, line)[:, :1])
 
 
-def before(i: int, frame: Frame) -> Tensor:
+def before(i: int, frame: Frame, line: DraftedLine) -> Tensor:
     """Return the tokens [A, P] that proposal i follows: of the line, then of what is beside it in a tree."""
-    if i < len(frame.levels):
-        return frame.input_ids.gather(1, frame.levels[i])
-    return frame.winners[i - 1].tokens if i else frame.recent[:, -1:]
+    if i < len(line.levels):
+        return frame.input_ids.gather(1, line.levels[i])
+    return line.winners[i - 1].tokens if i else frame.recent[:, -1:]

@@ -7,7 +7,7 @@ from functools import partial
 from torch import Tensor
 
 from ...engines import Step
-from ..state.frame import Frame
+from ..state.frame import DraftedLine, Frame
 from ..state.plan import Prepared
 from ..state.rows import Rows
 from .drafter import Sampler
@@ -42,7 +42,7 @@ class DraftModel(Sampler):
     def window(self, widest: int) -> int:
         return widest
 
-    def prepare(self, frame: Frame) -> PreparedDraft:
+    def prepare(self, frame: Frame, line: DraftedLine) -> PreparedDraft:
         """Make K steps: the first reads the last committed tokens, step i reads proposal i - 1.
 
         While trees grow, the steps after the first read whole trees instead.
@@ -51,7 +51,7 @@ class DraftModel(Sampler):
         step, memory = partial(self.model.step, 0, entries_read=frame.entries_read), self._memory(frame)
         logits = memory[..., : self.model.vocab_size]
         steps, given = [self._first(frame, memory)], [logits]
-        for level in frame.levels[1:]:
+        for level in line.levels[1:]:
             own = self.model.logits(*level.shape)
             steps.append(
                 step(
@@ -65,7 +65,7 @@ class DraftModel(Sampler):
             )
             given.append(own[..., : self.model.vocab_size])
         for i in range(len(steps), frame.draft_length):
-            tokens, since = frame.winners[i - 1].tokens, i + 1
+            tokens, since = line.winners[i - 1].tokens, i + 1
             steps.append(step(tokens, frame.position[i + 1], memory, since=since, goes_on=True))
             given.append(logits)
         return PreparedDraft(steps, given)
@@ -84,8 +84,8 @@ class DraftModel(Sampler):
             return self.model.step(0, frame.recent, frame.position[0], memory, frame.entries_read, since=frame.since)
         return self.model.step(0, window.tokens, window.start, memory, frame.entries_read, logit_rows=window.last)
 
-    def logits(self, rows: Rows, frame: Frame) -> Callable[[int], Tensor]:
-        prepared = frame.prepared[self.name]
+    def logits(self, rows: Rows, frame: Frame, line: DraftedLine) -> Callable[[int], Tensor]:
+        prepared = line.prepared[self.name]
         assert isinstance(prepared, PreparedDraft)
 
         def of_proposal(i: int) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...engines import Bundle
-from ..state.frame import Frame
+from ..state.frame import DraftedLine, Frame
 from ..state.rows import Rows
 from .drafter import Resources, Sampler
 from .ngram_table import has_ngrams, read_ngrams
@@ -24,12 +24,12 @@ class NGram(Sampler):
     def unavailable(cls, resources: Resources) -> str | None:
         return None if has_ngrams(resources.bundle) else no_ngrams(resources.bundle)
 
-    def logits(self, rows: Rows, frame: Frame) -> Callable[[int], Tensor]:
+    def logits(self, rows: Rows, frame: Frame, line: DraftedLine) -> Callable[[int], Tensor]:
         index = rows.length[:, None] + torch.arange(-self._table.longest, 0, device=rows.length.device)
         history = rows.tokens.gather(1, index.clamp(min=0)).masked_fill_(index < 0, -1)  # -1 before the first token
 
         def of_proposal(i: int) -> Tensor:
-            proposed = (winners.tokens for winners in frame.winners[:i])
+            proposed = (winners.tokens for winners in line.winners[:i])
             return self._table.after(torch.cat([history, *proposed], 1)[:, i:]).log()[:, None]
 
         return of_proposal

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from ..state.frame import Frame
+from ..state.frame import DraftedLine, Frame
 from ..state.rows import Rows
 from .drafter import Sampler
 
@@ -13,6 +13,6 @@ class Random(Sampler):
     name = "random"
     always_unsure = True
 
-    def logits(self, rows: Rows, frame: Frame) -> Callable[[int], Tensor]:
+    def logits(self, rows: Rows, frame: Frame, line: DraftedLine) -> Callable[[int], Tensor]:
         alike = frame.draft_logits.new_zeros(frame.draft_logits.shape)
         return lambda i: alike

@@ -62,7 +62,8 @@ class Branches(Growth):
     def __init__(self, rows: Rows, plan: Plan, frame: Frame, noise: Noise) -> None:
         tree = frame.nodes
         assert isinstance(tree, Tree)
-        self._rows, self._plan, self._frame, self._noise, self._tree = rows, plan, frame, noise, tree
+        self._rows, self._plan, self._noise, self._tree = rows, plan, noise, tree
+        self._line, self._branches = frame.lines[0], frame.branches
         self._device = tree.numbers.device
         self._places = counting(plan.branches, self._device)  # [B]
         self._scores: list[Tensor] = []  # [A, 1, V] each, by which leaves are chosen
@@ -72,21 +73,21 @@ class Branches(Growth):
             self._begin = torch.zeros(plan.batch, 1, dtype=torch.int64, device=self._device)  # branches so far
             self._reached = torch.ones(plan.batch, 1, device=self._device)  # [A, P], how likely the nodes are to stand
             frame.input_ids[:, :1].copy_(frame.recent[:, -1:])
-            for i, level in enumerate(frame.levels):
+            for i, level in enumerate(self._line.levels):
                 level[:, 0] = i
 
     def follow(self, i: int, line: Tensor, scores: Tensor, q: Tensor | None) -> None:
-        plan, frame, rows = self._plan, self._frame, self._rows
+        plan, rows = self._plan, self._rows
         if plan.leaves.branches and plan.coupled:
             self._scores.append(scores[:, :1].clone())  # the next step may write over them
         if i >= len(plan.levels):
             return
-        nodes, level = frame.levels[i], plan.levels[i]
+        nodes, level = self._line.levels[i], plan.levels[i]
         distributions = numbers_of_distributions(i, self._first_distribution, nodes.shape[1], self._device)
         if q is not None and q.shape[1] > 1:
             self.distributions.append(q[:, 1:])
             self._first_distribution += q.shape[1] - 1
-        frame.proposed[:, i : i + 1].copy_(line)
+        self._line.proposed[:, i : i + 1].copy_(line)
         if not level.branches:
             self._reached = self._reached[:, :1]  # nothing is compared with a line that stands alone
             return
@@ -108,13 +109,14 @@ class Branches(Growth):
         here = own.clamp(max=plan.branches - 1)
         self._reached, self._begin = torch.cat([of_line, reached.gather(1, here) * (own < end)], 1), end
         if i + 1 < len(plan.levels):
-            frame.levels[i + 1][:, 1:] = here + (plan.draft_length + 1)  # behind a row's own are some of later levels
+            # Behind a row's own are some of later levels.
+            self._line.levels[i + 1][:, 1:] = here + (plan.draft_length + 1)
 
     def end(self, proposed: Tensor, q: Tensor | None) -> None:
         plan, level = self._plan, self._plan.leaves
         if not level.branches:
             return
-        line = torch.cat([one.tokens for one in self._frame.winners], 1)
+        line = torch.cat([one.tokens for one in self._line.winners], 1)
         begin, end = (self._rows.begins[:, place : place + 1] for place in (LEAVES, LEAVES + 1))
         index = self._fixed(level, begin, end)
         found = self._candidates(level, index, line, (all_k(self._scores, plan), None), q)
@@ -153,7 +155,7 @@ class Branches(Growth):
         """Put a row's branches from `begin` to `end` [A, 1] behind these nodes [A, B], if they are worth anything."""
         mine = (self._places >= begin) & (self._places < end)
         self._tree.place(mine, parents, turns, distributions, worth > 0)
-        tokens, branches = found.tokens.flatten(1).gather(1, index), self._frame.branches
+        tokens, branches = found.tokens.flatten(1).gather(1, index), self._branches
         torch.where(mine, tokens, branches, out=branches)
 
     def _end_of_best(self, i: int, values: Tensor, line: Tensor) -> Tensor:

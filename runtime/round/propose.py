@@ -9,7 +9,7 @@ from torch import Tensor
 from ..acceptance.sums import inverse_cdf
 from ..acceptance.transform import draft_transform
 from ..drafters.drafter import Copier, Offer, Sampler
-from ..state.frame import Frame
+from ..state.frame import DraftedLine, Frame
 from ..state.plan import Plan
 from ..state.proposal import Noise, Proposal, ProposedTokens
 from ..state.rows import Rows
@@ -34,7 +34,7 @@ def propose(rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Pr
     for number in reversed(range(len(lines))):  # the first writes its branches over what is no line of their rows
         if plan.samplers[number]:
             lines[number] = draw(rows, plan, frame, noise, number, NOTHING_GROWS if number else growth)
-        frame.line_up(number)
+        frame.lines[number].line_up()
     for drafter in plan.copiers:
         offer = cast(Copier, drafter).offer(rows, plan, frame, noise, span)
         for number, drafters in enumerate(plan.lines):
@@ -87,7 +87,7 @@ def draw(rows: Rows, plan: Plan, frame: Frame, noise: Noise, number: int, growth
     uniforms = noise.to_draw(number, plan.draft_length)
     draws = None if uniforms is None else uniforms[:, :, None].unbind(1)
     drafters = cast(Sequence[Sampler], samplers)
-    each = [(one.asked(number, rows), one.logits(rows, line)) for one in drafters]
+    each = [(one.asked(number, rows), one.logits(rows, frame, line)) for one in drafters]
     count, entropic = each[0][0], plan.entropies and not number
     for i, winners in enumerate(line.winners):
         token = winners.tokens  # [A, 1]
@@ -95,13 +95,13 @@ def draw(rows: Rows, plan: Plan, frame: Frame, noise: Noise, number: int, growth
         for asked, its_logits in each[1:]:
             logits = torch.where(asked[:, None, None] > 0, its_logits(i), logits)
         if entropic:
-            doubts = [one.doubt(i, logits, line) for one in drafters]
+            doubts = [one.doubt(i, logits, frame, line) for one in drafters]
             for (asked, _), doubt in zip(each[1:], doubts[1:], strict=True):
                 doubts[0] = torch.where(asked[:, None] > 0, doubt, doubts[0])
             entropies.append(doubts[0])
             if frame.on_host and bool((torch.cat(entropies, 1) > rows.entropy_limit[:, None]).any(1).all()):
                 break
-        scores = draft_transform(logits, rows, plan, drawn_so_far(i, plan, line))
+        scores = draft_transform(logits, rows, plan, drawn_so_far(i, plan, frame, line))
         distributions = scores.softmax(-1) if plan.probabilities else None
         if distributions is not None:
             probabilities.append(distributions[:, :1])
@@ -127,12 +127,10 @@ def draw(rows: Rows, plan: Plan, frame: Frame, noise: Noise, number: int, growth
     return Drawn(count, q, sure)
 
 
-def drawn_so_far(i: int, plan: Plan, frame: Frame) -> ProposedTokens | None:
+def drawn_so_far(i: int, plan: Plan, frame: Frame, line: DraftedLine) -> ProposedTokens | None:
     """Return the first i proposals [A, i], or what has grown so far, if a filter reads them."""
     if not plan.reads_proposals:
         return None
-    if i < len(frame.levels):
-        return ProposedTokens(frame.all_proposed, frame.nodes, frame.levels[i])
-    return ProposedTokens(
-        torch.cat([winners.tokens for winners in frame.winners[:i]], 1) if i else frame.proposed[:, :0]
-    )
+    if i < len(line.levels):
+        return ProposedTokens(frame.all_proposed, frame.nodes, line.levels[i])
+    return ProposedTokens(torch.cat([winners.tokens for winners in line.winners[:i]], 1) if i else line.proposed[:, :0])

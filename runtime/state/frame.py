@@ -7,10 +7,11 @@ draft models  read what their drafter's `prepare` says: first the last two commi
               then its own proposals one by one, or all of a tree again and again while it grows
 """
 
-from copy import copy
+from collections.abc import Sequence
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from ...engines import ALIGNMENT, Step
 from ..memory.model import Model, preceded
@@ -70,12 +71,11 @@ class Frame:
         self.target_logits = logits[:, :width, : target.vocab_size]  # [A, N+1, V]; what lies beyond is padding
         self.said_ahead = logits[:, width:, : target.vocab_size] if plan.look_aheads else None  # [A, T, V]
         self.input_ids = input_ids  # [A, N+1]
-        self.proposed = input_ids[:, 1 : k + 1]  # [A, K], those of the first line
         self.all_proposed = input_ids[:, 1:]
         self.branches = input_ids[:, k + 1 : k + 1 + plan.branches]  # [A, B], of rows that have some
         # What follows the nodes of a level is drawn after a step that reads the whole tree; the last reads only.
         widths = [1, *(1 + level.branches for level in plan.levels[:-1]), 1][:k] if plan.levels else []
-        self.levels = [torch.zeros(batch, width, dtype=torch.int64, device=device) for width in widths]
+        levels = [torch.zeros(batch, width, dtype=torch.int64, device=device) for width in widths]
         self.nothing = torch.zeros(batch, dtype=torch.int64, device=device)
 
         self.verdict = Verdict(self.target_logits, k, reads_best=reads_best)
@@ -92,24 +92,17 @@ class Frame:
             else:  # no model runs: all tokens are equally likely
                 self.draft_memory = torch.zeros(batch, 1, target.vocab_size, device=device)
             self.draft_logits = self.draft_memory[..., : target.vocab_size]  # [A, 1, V]
-        self.winners: list[Winners] = []  # one for each of the K sampled proposals
-        self.prepared: dict[str, Prepared] = {}
-        self._further = [copy(self) for _ in plan.lines[1:]]  # frames that share all but one line of proposals each
-        for number, (line, drafters) in enumerate(zip(self.lines, plan.lines, strict=True)):
-            line.proposed = input_ids[:, 1 + number * k : 1 + (number + 1) * k]
-            line.winners = [self._winners() for _ in range(k)] if plan.samplers[number] else []
-            line.levels = [] if number else self.levels  # nothing grows beside the others
-            line.prepared = {one.name: one.prepare(line) for one in drafters if one.needs_model}
+        self.lines: list[DraftedLine] = []
+        for number, drafters in enumerate(plan.lines):
+            winners = [self._winners() for _ in range(k)] if plan.samplers[number] else []
+            if number:  # nothing grows beside the others
+                line = DraftedLine(input_ids[:, 1 + number * k :][:, :k], winners)
+            else:
+                line = DraftedLine(input_ids[:, : k + 1], winners, [self.recent[:, -1:]], levels)
+            # What is prepared keeps tensors and not the frame: that would keep old caches until gc finds them.
+            line.prepared = {one.name: one.prepare(self, line) for one in drafters if one.needs_model}
+            self.lines.append(line)
         self.draft_runs = {name: one.steps for line in self.lines for name, one in line.prepared.items()}
-        self._columns = [[winners.tokens for winners in line.winners] for line in self.lines]
-        self._columns[0].insert(0, self.recent[:, -1:])
-        self._lined_up = [line.proposed for line in self.lines]
-        self._lined_up[0] = input_ids[:, : len(self._columns[0])]
-
-    @property
-    def lines(self) -> "list[Frame]":
-        """The frame of each line of proposals; a list that it kept would keep it and old caches until gc finds them."""
-        return [self, *self._further]
 
     def _winners(self) -> Winners:
         return Winners(
@@ -129,10 +122,28 @@ class Frame:
         """Move the caches' entries of the path that stands, so that each follows the one before."""
         self.nodes.settle(self.verdict, self._caches, self._start)
 
-    def line_up(self, number: int) -> None:
-        """Write the sampled proposals of a line; of the first, behind the last committed token."""
-        if columns := self._columns[number]:
-            torch.cat(columns, 1, out=self._lined_up[number])
+
+class DraftedLine:
+    """The part of a frame that belongs to the drafters of one line of proposals."""
+
+    def __init__(
+        self,
+        tokens: Tensor,
+        winners: Sequence[Winners],
+        before: Sequence[Tensor] = (),
+        levels: Sequence[Tensor] = (),
+    ) -> None:
+        self.proposed = tokens[:, len(before) :]  # [A, K]
+        self.winners = winners  # one for each of the K proposals, if they are sampled
+        self.levels = levels  # [A, P] each, the nodes that a draft reads together where branches grow beside it
+        self.prepared: dict[str, Prepared] = {}
+        self._columns = [*before, *(one.tokens for one in winners)]
+        self._filled = tokens[:, : len(self._columns)]
+
+    def line_up(self) -> None:
+        """Write the sampled proposals, behind what comes before them."""
+        if self._columns:
+            torch.cat(self._columns, 1, out=self._filled)
 
 
 class Window:

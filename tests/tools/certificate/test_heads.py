@@ -44,10 +44,10 @@ def late_in_rounds() -> Iterator[None]:
     def late(self: Features, given: torch.Tensor, first_row: int, start: torch.Tensor) -> Callable[[], None]:
         return into(self, given, first_row, start + 1 if preparing[0] else start)
 
-    def prepared(self: Head, frame: Any) -> Any:
+    def prepared(self: Head, *given: Any) -> Any:
         preparing[0] = True
         try:
-            return prepare(self, frame)
+            return prepare(self, *given)
         finally:
             preparing[0] = False
 
