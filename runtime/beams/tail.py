@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..memory.model import Model
+from ..memory.model import Model, Tokens
 from ..memory.row_cache import RowCache
 from .node import Node
 
@@ -69,7 +69,8 @@ class Tail:
         given = [torch.from_numpy(each)[None].to(device) for each in (depths, ancestors)]
         ids, logits = torch.tensor([[node.token for node in nodes]], device=device), self.model.logits(1, width)
         first, entries_read = torch.tensor([start], device=device), self.model.bucket(start + width)
-        self.model.step(row, ids, first, logits, entries_read, ancestry=BranchedCall(*given)).run()
+        tokens = Tokens(ids, first, row, entries_read, ancestry=BranchedCall(*given))
+        self.model.step(tokens, logits).run()
         self.model.cache.wrote(row, start, start + width)
         return logits[0, :, : self.model.vocab_size]
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from ...engines import MAX_DRAFT_LENGTH
 from ..acceptance.accept import accept
 from ..acceptance.transform import draft_transform
+from ..memory.model import Absorbs, Tokens
 from ..state.frame import DraftedLine, Frame
 from ..state.indexing import counting
 from ..state.plan import Plan, Prepared
@@ -62,17 +63,18 @@ class Cascade(Copier):
         k, model = frame.draft_length, self.model
         memory = model.logits(frame.batch, k)
         logits = memory[..., : model.vocab_size]
-        step = partial(model.step, 0, entries_read=frame.entries_read)
+        tokens, absorbs = partial(Tokens, entries_read=frame.entries_read), Absorbs(frame.since)
         if line.levels:
-            first = step(frame.recent, frame.position[0], model.logits(frame.batch, 1), since=frame.since)
+            first = tokens(frame.recent, frame.position[0])
+            tree = tokens(frame.input_ids, frame.position[1], ancestry=frame.nodes.ancestry)
             each = counting(k, memory.device).expand(frame.batch, k).contiguous()
-            tree = step(
-                frame.input_ids, frame.position[1], memory, logit_rows=each, ancestry=frame.nodes.ancestry, goes_on=True
-            )
-            steps = [first, tree]
+            steps = [
+                model.step(first, model.logits(frame.batch, 1), absorbs=absorbs),
+                model.step(tree, memory, each, absorbs=Absorbs(goes_on=True)),
+            ]
         else:
             input_ids = torch.zeros(frame.batch, k + 1, dtype=torch.int64, device=model.engine.device)
-            steps = [step(input_ids, frame.position[0], memory, since=frame.since)]
+            steps = [model.step(tokens(input_ids, frame.position[0]), memory, absorbs=absorbs)]
         return PreparedCascade(steps, logits=logits, verdict=Verdict(logits))
 
     def offer(self, rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Callable[[int], Offer]:

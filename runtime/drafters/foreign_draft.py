@@ -6,7 +6,6 @@ draft has read before the first token that differs stays valid.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import takewhile
 from sys import maxsize
 from typing import Self
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from ...engines import ALIGNMENT, Bundle, Step
 from ..memory.budget import SPREAD
-from ..memory.model import Model
+from ..memory.model import Model, Tokens
 from ..state.indexing import counting
 from ..translation.own_text import OwnText
 from ..translation.translation import Translation
@@ -174,11 +173,11 @@ class ForeignDraft:
             self._steps.clear()
             self._version = self.model.cache.version
         if (batch, count) not in self._steps:
-            step, logits = partial(self.model.step, 0), self.model.logits(batch, 1)
+            step, logits = self.model.step, self.model.logits(batch, 1)
             aligned = ALIGNMENT // torch.int64.itemsize
             memory = torch.zeros(2, count, -(-batch // aligned) * aligned, dtype=torch.int64, device=self._device)
             fed, start = memory[:, :, :batch]
-            runs = [step(self._window[:batch], self._start[:batch], logits, logit_rows=self._last[:batch])]
-            runs += [step(fed[i, :, None], start[i], logits) for i in range(1, count)]
+            runs = [step(Tokens(self._window[:batch], self._start[:batch]), logits, self._last[:batch])]
+            runs += [step(Tokens(fed[i, :, None], start[i]), logits) for i in range(1, count)]
             self._steps[batch, count] = Steps(runs, logits[..., : self.translation.vocab_size], fed, start)
         return self._steps[batch, count]

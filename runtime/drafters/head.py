@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...engines import Bundle, Step
-from ..memory.model import preceded
+from ..memory.model import Tokens, preceded
 from ..state.frame import DraftedLine, Frame
 from ..state.indexing import at_nodes, counting, pick
 from ..state.rows import Rows
@@ -40,26 +40,20 @@ class Head(DraftModel):
     def prepare(self, frame: Frame, line: DraftedLine) -> PreparedDraft:
         """Make K steps as of a draft model; each after the first is given hidden states that the last one has made."""
         assert self.model is not None
-        step, memory = partial(self.model.step, 0, entries_read=frame.entries_read), self._memory(frame)
+        tokens, memory = partial(Tokens, entries_read=frame.entries_read), self._memory(frame)
         logits = memory[..., : self.model.vocab_size]
         steps, given = [self._first(frame, memory)], [logits]
         states = States(steps[0], frame) if len(line.levels) > 1 else None
         for before, level in zip(line.levels, line.levels[1:], strict=False):
             assert states is not None
             own = self.model.logits(*level.shape)
-            read = step(
-                frame.input_ids,
-                frame.position[1],
-                own,
-                logit_rows=level,
-                ancestry=frame.nodes.ancestry,
-                hidden=states.given,
-            )
+            tree = tokens(frame.input_ids, frame.position[1], ancestry=frame.nodes.ancestry)
+            read = self.model.step(tree, own, level, hidden=states.given)
             steps.append(preceded(partial(states.hand_on, before, steps[-1].outputs[MADE]), read))
             given.append(own[..., : self.model.vocab_size])
         for i in range(len(steps), frame.draft_length):
-            made = steps[-1].outputs[MADE]
-            steps.append(step(line.winners[i - 1].tokens, frame.position[i + 1], memory, hidden=made))
+            last = tokens(line.winners[i - 1].tokens, frame.position[i + 1])
+            steps.append(self.model.step(last, memory, hidden=steps[-1].outputs[MADE]))
             given.append(logits)
         return PreparedDraft(steps, given)
 
@@ -130,7 +124,8 @@ class ParallelHeads(OnePass):
         memory = model.logits(frame.batch, k)
         speak = counting(k, device).expand(frame.batch, k).contiguous()
         ids = torch.zeros(frame.batch, 1, dtype=torch.int64, device=device)
-        step = model.step(0, ids, frame.position[1], memory, frame.entries_read, logit_rows=speak)
+        tokens = Tokens(ids, frame.position[1], entries_read=frame.entries_read)
+        step = model.step(tokens, memory, speak)
         return self.said(step, memory[..., : model.vocab_size], frame, line)
 
 

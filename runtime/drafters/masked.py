@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...engines import Bundle, Masks
-from ..memory.model import preceded
+from ..memory.model import Absorbs, Tokens, preceded
 from ..state.frame import DraftedLine, Frame
 from ..state.indexing import counting
 from ..state.rows import Rows
@@ -45,7 +45,8 @@ class Masked(OnePass):
             tokens, start, last = window.tokens, window.start, window.last
         ids = torch.zeros(frame.batch, tokens.shape[1] + self._masks.reads(most), dtype=torch.int64, device=device)
         memory, rows = self.model.logits(frame.batch, k), torch.zeros(frame.batch, k, dtype=torch.int64, device=device)
-        step = self.model.step(0, ids, start, memory, frame.entries_read, logit_rows=rows, since=frame.since)
+        given = Tokens(ids, start, entries_read=frame.entries_read)
+        step = self.model.step(given, memory, rows, absorbs=Absorbs(frame.since))
         step = preceded(filling(self._masks, most, tokens, last, ids, rows), step)
         return self.said(step, memory[..., : self.model.vocab_size], frame, line)
 

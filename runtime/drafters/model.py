@@ -7,6 +7,7 @@ from functools import partial
 from torch import Tensor
 
 from ...engines import Step
+from ..memory.model import Absorbs, Tokens
 from ..state.frame import DraftedLine, Frame
 from ..state.plan import Prepared
 from ..state.rows import Rows
@@ -48,25 +49,17 @@ class DraftModel(Sampler):
         While trees grow, the steps after the first read whole trees instead.
         """
         assert self.model is not None
-        step, memory = partial(self.model.step, 0, entries_read=frame.entries_read), self._memory(frame)
+        tokens, memory = partial(Tokens, entries_read=frame.entries_read), self._memory(frame)
         logits = memory[..., : self.model.vocab_size]
         steps, given = [self._first(frame, memory)], [logits]
         for level in line.levels[1:]:
             own = self.model.logits(*level.shape)
-            steps.append(
-                step(
-                    frame.input_ids,
-                    frame.position[1],
-                    own,
-                    logit_rows=level,
-                    ancestry=frame.nodes.ancestry,
-                    goes_on=True,
-                )
-            )
+            tree = tokens(frame.input_ids, frame.position[1], ancestry=frame.nodes.ancestry)
+            steps.append(self.model.step(tree, own, level, absorbs=Absorbs(goes_on=True)))
             given.append(own[..., : self.model.vocab_size])
         for i in range(len(steps), frame.draft_length):
-            tokens, since = line.winners[i - 1].tokens, i + 1
-            steps.append(step(tokens, frame.position[i + 1], memory, since=since, goes_on=True))
+            last = tokens(line.winners[i - 1].tokens, frame.position[i + 1])
+            steps.append(self.model.step(last, memory, absorbs=Absorbs(i + 1, goes_on=True)))
             given.append(logits)
         return PreparedDraft(steps, given)
 
@@ -81,8 +74,10 @@ class DraftModel(Sampler):
         """Make the step that reads the last committed tokens."""
         assert self.model is not None
         if (window := frame.window) is None:
-            return self.model.step(0, frame.recent, frame.position[0], memory, frame.entries_read, since=frame.since)
-        return self.model.step(0, window.tokens, window.start, memory, frame.entries_read, logit_rows=window.last)
+            tokens = Tokens(frame.recent, frame.position[0], entries_read=frame.entries_read)
+            return self.model.step(tokens, memory, absorbs=Absorbs(frame.since))
+        tokens = Tokens(window.tokens, window.start, entries_read=frame.entries_read)
+        return self.model.step(tokens, memory, window.last)
 
     def logits(self, rows: Rows, frame: Frame, line: DraftedLine) -> Callable[[int], Tensor]:
         prepared = line.prepared[self.name]

@@ -1,7 +1,7 @@
 """One model of a bundle: its engine, and a cache that follows the live rows."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from ...engines import (
     BundleError,
     Engine,
     Masks,
+    Recurrence,
     RequestError,
     Step,
     last_rows,
@@ -38,6 +39,38 @@ class Ancestry(Protocol):
 
     depths: Tensor  # [B, S]
     ancestors: Tensor  # [B, S, S]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens that a step reads, and where they are in the rows from the first on."""
+
+    ids: Tensor  # [B, S]
+    start: Tensor  # [B], the entries that the first of them write
+    first_row: int = 0
+    entries_read: int | None = None  # of each row, by an engine that can leave out the others; None: all
+    widths: Tensor | None = None  # [B] tokens of each row, by an engine that can leave out the others; None: S
+    ancestry: Ancestry | None = None  # None: a line
+
+
+@dataclass(frozen=True)
+class Absorbs:
+    """What recurrent layers absorb before a step, or with it."""
+
+    since: int = 1  # at most so many tokens of a row, which were read before
+    read: Tensor | int | None = None  # and so many of the step's own in each row [B], which are there for good
+    goes_on: bool = False  # nothing: it comes after another step of the same round
+
+    def over(self, recurrence: Recurrence, step: Step, first_row: int) -> Step:
+        """Return a step that does so."""
+        if self.goes_on:
+            return recurrence.go_on(step, first_row)
+        if self.read is not None:
+            return recurrence.read(step, first_row, self.read)
+        return recurrence.begin(step, first_row)
+
+
+NO_MORE = Absorbs()  # than the last token
 
 
 class Model:
@@ -111,35 +144,24 @@ class Model:
 
     def step(
         self,
-        first_row: int,
-        input_ids: Tensor,
-        start: Tensor,
+        tokens: Tokens,
         logits: Tensor,
-        entries_read: int | None = None,
-        widths: Tensor | None = None,
         logit_rows: Tensor | None = None,
-        ancestry: Ancestry | None = None,
         hidden: Tensor | None = None,
-        since: int = 1,
-        read: Tensor | int | None = None,
-        goes_on: bool = False,
+        absorbs: Absorbs = NO_MORE,
     ) -> Step:
-        """Make a step over these tensors for the rows from `first_row` on; its tokens are a line, or have an ancestry.
+        """Make a step that reads tokens, of which the last ones give logits, or `logit_rows` [B, R].
 
-        Its last tokens give logits, or `logit_rows` [B, R]. An engine that can reads only the first `entries_read`
-        entries of each row, and leaves out the tokens of each row beyond its `widths` [B]. A head reads its target's
-        features of the tokens before, or the `hidden` states [B, S, size] that are given.
-
-        Recurrent layers absorb what they have read before, at most `since` tokens of a row, and so many of these as
-        are `read` for good in each row; or nothing if the step `goes_on` after another of the same round.
+        A head reads its target's features of the tokens before, or the `hidden` states [B, S, size] that are given.
         """
+        input_ids, first_row, ancestry = tokens.ids, tokens.first_row, tokens.ancestry
         (batch, width), rows = input_ids.shape, logits.shape[1]
         shape = batch, width, rows
         if logit_rows is None and shape not in self._last_rows:
             self._last_rows[shape] = last_rows(*shape, self.engine.device)
         inputs = {
             "input_ids": input_ids,
-            "start": start,
+            "start": tokens.start,
             "logit_rows": self._last_rows[shape] if logit_rows is None else logit_rows,
         }
         inputs |= (
@@ -149,26 +171,22 @@ class Model:
         )
         cache = self.cache.tensors(first_row, batch)
         if self.engine.reads_prefixes:
-            cache |= {name: cache[name][:, :, :entries_read] for name in self.engine.contract.cache_names}
+            cache |= {name: cache[name][:, :, : tokens.entries_read] for name in self.engine.contract.cache_names}
         if self.adapters is not None:
             inputs |= self.adapters.inputs(first_row, batch)
-        if widths is not None and self.engine.contract.in_blocks:
-            inputs["widths"] = widths
+        if tokens.widths is not None and self.engine.contract.in_blocks:
+            inputs["widths"] = tokens.widths
         if self.cache.recurrence is not None:
-            inputs["pending"] = torch.zeros(batch, since, dtype=torch.int64, device=self.engine.device)
+            inputs["pending"] = torch.zeros(batch, absorbs.since, dtype=torch.int64, device=self.engine.device)
             given = {"logits": logits} | self._anew(batch)
-            step = make_step(self.engine, cache, inputs, given, advances=not goes_on)
-            if goes_on:
-                return self.cache.recurrence.go_on(step, first_row)
-            if read is not None:
-                return self.cache.recurrence.read(step, first_row, read)
-            return self.cache.recurrence.begin(step, first_row)
+            step = make_step(self.engine, cache, inputs, given, advances=not absorbs.goes_on)
+            return absorbs.over(self.cache.recurrence, step, first_row)
         if self._features is None:
             return make_step(self.engine, cache, inputs, {"logits": logits})
         if hidden is not None:
             return make_step(self.engine, cache, inputs | {"past_hidden": hidden}, {"logits": logits})
         step = make_step(self.engine, cache, inputs, {"logits": logits})
-        return preceded(self._features.into(step.inputs["past_hidden"], first_row, start), step)
+        return preceded(self._features.into(step.inputs["past_hidden"], first_row, tokens.start), step)
 
     def take_part(self, able: Sequence[bool]) -> None:
         """Let the states of those first rows advance that are able to; in others a round's steps leave them alone."""
@@ -208,7 +226,7 @@ class Model:
             input_ids[row - first, : len(each)] = each
         counts, logits = torch.tensor(widths, device=device), self.logits(batch, 1)
         start, last = torch.tensor(starts, device=device), (counts - 1).clamp_(min=0)[:, None]
-        self.step(first, input_ids, start, logits, widths=counts, logit_rows=last).run()
+        self.step(Tokens(input_ids, start, first, widths=counts), logits, last).run()
         for row, each in missing.items():
             begin = self.cache.entries[row]
             self.cache.wrote(row, begin, begin + len(each))
@@ -223,8 +241,8 @@ class Model:
         for width in widths:
             begin, since = torch.full((1,), start, device=tokens.device), max(1, self.cache.since(row))
             start += width
-            chunk, entries_read = tokens[None, start - width : start], self.bucket(start)
-            self.step(row, chunk, begin, logits, entries_read, since=since, read=width).run()
+            chunk = Tokens(tokens[None, start - width : start], begin, row, self.bucket(start))
+            self.step(chunk, logits, absorbs=Absorbs(since, width)).run()
             self.cache.wrote(row, start - width, start, absorbed=start)
         return logits
 
@@ -240,7 +258,7 @@ class Model:
             input_ids, counts = pad_sequence(parts, batch_first=True), torch.tensor(widths, device=device)
             start, last = torch.tensor(entries, device=device), (counts - 1).clamp_(min=0)[:, None]
             logits = self.logits(len(parts), 1)
-            self.step(first, input_ids, start, logits, logit_rows=last, since=since, read=counts).run()
+            self.step(Tokens(input_ids, start, first), logits, last, absorbs=Absorbs(since, counts)).run()
             for row, entry, width in zip(rows, entries, widths, strict=True):
                 if width:
                     self.cache.wrote(row, entry, entry + width, absorbed=entry + width)
@@ -256,7 +274,8 @@ class Model:
             chunk, tokens = tokens[:width], tokens[width:]
             first, logits = torch.full((1,), start, device=chunk.device), self.logits(1, width)
             since = max(1, self.cache.since(row))
-            self.step(row, chunk[None], first, logits, self.bucket(start + width), since=since, read=width).run()
+            given = Tokens(chunk[None], first, row, self.bucket(start + width))
+            self.step(given, logits, absorbs=Absorbs(since, width)).run()
             found.append(logits[0, :, : self.vocab_size].clone())
             self.cache.wrote(row, start, start + width, absorbed=start + width)
             start += width

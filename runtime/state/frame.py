@@ -8,13 +8,14 @@ draft models  read what their drafter's `prepare` says: first the last two commi
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from ...engines import ALIGNMENT, Step
-from ..memory.model import Model, preceded
+from ..memory.model import Absorbs, Model, Tokens, preceded
 from .indexing import counting
 from .look_aheads import LookAheads
 from .place import on_host
@@ -51,23 +52,14 @@ class Frame:
         self.widths = torch.full((batch,), k + 1, device=device)  # tokens of each row to verify; ragged rounds write it
         if prefilled:  # the reading of a prompt has given the logits
             self.verify = Step({}, {}, lambda: None)
-        elif not plan.look_aheads:
-            self.verify = target.step(
-                0,
-                input_ids,
-                self.position[1],
-                logits,
-                self.entries_read,
-                self.widths,
-                ancestry=self.nodes.ancestry,
-                since=self.since,
-            )
         else:
-            ahead = LookAheads(input_ids, plan.look_aheads, target.engine.contract.vocab_size, self.nodes)
-            step = target.step(
-                0, ahead.ids, self.position[1], logits, self.entries_read, ancestry=ahead, since=self.since
-            )
-            self.verify = preceded(ahead.fill, step)
+            tokens = Tokens(input_ids, self._start, 0, plan.entries_read, self.widths, self.nodes.ancestry)
+            fill = None
+            if plan.look_aheads:
+                ahead = LookAheads(input_ids, plan.look_aheads, target.engine.contract.vocab_size, self.nodes)
+                tokens, fill = replace(tokens, ids=ahead.ids, widths=None, ancestry=ahead), ahead.fill
+            step = target.step(tokens, logits, absorbs=Absorbs(plan.since))
+            self.verify = step if fill is None else preceded(fill, step)
         self.target_logits = logits[:, :width, : target.vocab_size]  # [A, N+1, V]; what lies beyond is padding
         self.said_ahead = logits[:, width:, : target.vocab_size] if plan.look_aheads else None  # [A, T, V]
         self.input_ids = input_ids  # [A, N+1]

@@ -18,6 +18,7 @@ from trt_spec.engines.onnxruntime import GPU, Threads, nodes_elsewhere, open_ses
 from trt_spec.export import export_bundle, pipeline
 from trt_spec.export.writing.graph import write_fused
 from trt_spec.runtime import Decoder
+from trt_spec.runtime.memory.model import Tokens
 
 from ..kit.bundles import Pair, export_pair, without_fused
 from ..kit.models import tiny_llama
@@ -77,8 +78,8 @@ def test_steps_may_share_the_callers_tensors(engine):
     starts = torch.tensor([[0, 0], [3, 3]])
     logits = torch.zeros(2, 1, engine.contract.vocab_size)
     ids = torch.tensor([[3, 4, 5], [6, 7, 8]])
-    model.step(0, ids, starts[0], logits).run()
-    model.step(0, ids[:, :1].contiguous(), starts[1], logits).run()
+    model.step(Tokens(ids, starts[0]), logits).run()
+    model.step(Tokens(ids[:, :1].contiguous(), starts[1]), logits).run()
     expected = feed(model, 1, [6, 7, 8, 6], 0)
     torch.testing.assert_close(logits[1, 0], expected, atol=1e-5, rtol=0)
 

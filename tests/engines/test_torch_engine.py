@@ -19,6 +19,7 @@ from trt_spec.engines.torch import ops
 from trt_spec.export.checking.scenarios import write_script
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.runtime.memory.model import Tokens
 
 from ..kit.bundles import Pair, export_pair
 from ..kit.models import tiny_gpt2, tiny_llama
@@ -243,8 +244,8 @@ def test_steps_may_share_the_callers_tensors(engine: Engine):
     starts = torch.tensor([[0, 0], [3, 3]])
     logits = torch.zeros(2, 1, engine.contract.vocab_size)
     ids = torch.tensor([[3, 4, 5], [6, 7, 8]])
-    model.step(0, ids, starts[0], logits).run()
-    model.step(0, ids[:, :1].contiguous(), starts[1], logits).run()
+    model.step(Tokens(ids, starts[0]), logits).run()
+    model.step(Tokens(ids[:, :1].contiguous(), starts[1]), logits).run()
     torch.testing.assert_close(logits[1, 0], feed(model, 1, [6, 7, 8, 6], 0), atol=1e-5, rtol=0)
 
 

@@ -139,12 +139,13 @@ def left_where_they_are(*_: Any) -> None:
 def telling(change: Any) -> Any:
     """The graph of the target is told something else of each tree than what the round knows."""
 
-    def step(self: Any, *arguments: Any, ancestry: Any = None, **named: Any) -> Any:
+    def step(self: Any, tokens: Any, *arguments: Any, **named: Any) -> Any:
+        ancestry = tokens.ancestry
         if ancestry is None:
-            return MODEL_STEP(self, *arguments, **named)
+            return MODEL_STEP(self, tokens, *arguments, **named)
         told = copy(ancestry)
         told.depths, told.ancestors = ancestry.depths.clone(), ancestry.ancestors.clone()
-        made = MODEL_STEP(self, *arguments, ancestry=told, **named)
+        made = MODEL_STEP(self, replace(tokens, ancestry=told), *arguments, **named)
 
         def run() -> None:
             told.depths.copy_(ancestry.depths)

@@ -14,7 +14,7 @@ from ...engines.bundle import TARGET
 from ...runtime.memory.adapter_files import read_adapter
 from ...runtime.memory.adapter_pool import AdapterPool
 from ...runtime.memory.features import Features
-from ...runtime.memory.model import Model
+from ...runtime.memory.model import Absorbs, Model, Tokens
 from ...runtime.sources.encoder import Encoder
 from ...runtime.sources.source import read_source
 from ..example_sources import example_source
@@ -127,7 +127,8 @@ def fresh_step(model: Model, first_row: int, batch: int, width: int, *, goes_on:
     device = model.engine.device
     ids, start = torch.zeros(batch, width, dtype=torch.int64, device=device), torch.zeros(batch, dtype=torch.int64)
     logits = torch.zeros(batch, width, model.engine.contract.vocab_size, device=device)
-    return model.step(first_row, ids, start.to(device), logits, since=since, goes_on=goes_on)
+    tokens = Tokens(ids, start.to(device), first_row)
+    return model.step(tokens, logits, absorbs=Absorbs(since, goes_on=goes_on))
 
 
 class Probes(Mapping[str, Probe]):
