@@ -86,14 +86,14 @@ def _trace_parts(done: Round, plan: Plan) -> list[torch.Tensor]:
     target, proposal = done.verdict.target_probabilities, done.proposal
     assert target is not None
     tokens, nodes = proposal.tokens, proposal.nodes
-    shape = nodes.shape(tokens, proposal.proposed)
+    links = nodes.links(tokens, proposal.proposed)
     next_token = done.verdict.tokens.gather(1, done.verdict.next_index)
     next_p = pick(target, done.verdict.last).gather(1, next_token)
     p, q = chosen(nodes.at_parents(target), tokens), torch.ones_like(tokens, dtype=target.dtype)
     if proposal.distributions is not None:
-        drawn = chosen(at_nodes(proposal.distributions, shape.distributions.clamp(min=0)), tokens)
-        q = torch.where(shape.distributions == CERTAIN, q, drawn)
-    return [tokens, p, q, next_p, shape.parents, shape.turns, shape.exists]
+        drawn = chosen(at_nodes(proposal.distributions, links.distributions.clamp(min=0)), tokens)
+        q = torch.where(links.distributions == CERTAIN, q, drawn)
+    return [tokens, p, q, next_p, links.parents, links.turns, links.exists]
 
 
 class Traced:

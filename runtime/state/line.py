@@ -11,7 +11,7 @@ from .indexing import counting
 from .verdict import Verdict
 
 
-class Shape(NamedTuple):
+class Links(NamedTuple):
     """Of each proposal [A, N]: the node that it follows, its turn, whether it exists, which distribution drew it."""
 
     parents: Tensor
@@ -46,10 +46,10 @@ class Line:
     def show(self, depths: Tensor, ancestors: Tensor) -> None:
         """Write what graphs read [A, N+1, …] where that may differ from a line's."""
 
-    def shape(self, tokens: Tensor, proposed: Tensor) -> Shape:
+    def links(self, tokens: Tensor, proposed: Tensor) -> Links:
         """Return how nodes follow one another; each row proposes so many [A] in its first line."""
         places = counting(tokens.shape[1], tokens.device).expand_as(tokens)
-        return Shape(places, torch.zeros_like(tokens), places < proposed[:, None], places)
+        return Links(places, torch.zeros_like(tokens), places < proposed[:, None], places)
 
     # What comes before a node.
 

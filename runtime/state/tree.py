@@ -15,7 +15,7 @@ from ..memory.cache import KVCache
 from ..memory.model import Ancestry
 from ..memory.row_cache import RowCache
 from .indexing import at_nodes, counting, pick
-from .line import Line, Shape, Walk
+from .line import Line, Links, Walk
 from .place import on_host
 from .verdict import Verdict
 
@@ -102,8 +102,8 @@ class Tree:
         depths.copy_(self.depths)
         ancestors.copy_(self.ancestors)
 
-    def shape(self, tokens: Tensor, proposed: Tensor) -> Shape:
-        return Shape(self.parents, self.turns, self.exists, self.distributions)
+    def links(self, tokens: Tensor, proposed: Tensor) -> Links:
+        return Links(self.parents, self.turns, self.exists, self.distributions)
 
     # What comes before a node.
 
