@@ -72,14 +72,14 @@ class Verdict:
         stands = torch.zeros(batch, width, dtype=torch.bool, device=logits.device)  # the last column stays False
         self.passed = stands[:, :-1]  # [A, K]
         self._standing = stands.view(torch.uint8)
-        self._places = counting(width, logits.device)
+        self._places = counting(width, logits.device)[:-1]
         self.joint = JointWeights(logits[:, :width])
         self.target_probabilities: Tensor | None = None  # [A, N+1, V]
 
     def accept_passed(self, proposed: Tensor | None, out: Tensor) -> None:
         """Write how many of a line come before the first that has not passed; None: each row proposes K."""
         if proposed is not None:
-            self.passed.logical_and_(self._places[:-1] < proposed[:, None])
+            self.passed.logical_and_(self._places < proposed[:, None])
         torch.argmin(self._standing, 1, out=out)
 
     def put(self, rows: Tensor | None, accepted: Tensor, path: Tensor) -> None:

@@ -63,11 +63,11 @@ def root_of_the_first(hand_on: Any) -> Any:
 
 
 def one_before(before: Any) -> Any:
-    return lambda i, frame: before(max(0, i - 1), frame)
+    return lambda i, *of: before(max(0, i - 1), *of)
 
 
 def rolled(said: Any) -> Any:
-    return lambda self, step, logits, frame: said(self, step, logits.roll(1, 1), frame)
+    return lambda self, step, logits, *of: said(self, step, logits.roll(1, 1), *of)
 
 
 def telling(change: Callable[[Recurrence, dict[str, Any]], Any]) -> Any:

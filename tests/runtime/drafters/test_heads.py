@@ -92,7 +92,7 @@ original, handed, follows, straighten = Features.into, States.hand_on, masked.be
 
 
 def test_a_block_whose_tokens_do_not_follow_one_another_would_show(every_kind: dict[str, Headed]) -> None:
-    with patch.object(masked, "before", lambda i, frame: frame.recent[:, -1:].expand_as(follows(i, frame))):
+    with patch.object(masked, "before", lambda i, frame, line: frame.recent[:, -1:].expand_as(follows(i, frame, line))):
         worst, _ = compared(every_kind["dspark"], far=FAR)
     assert worst > FAR
 
