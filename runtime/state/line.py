@@ -21,7 +21,7 @@ class Links(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """Positions of a row that follow one another, the last of them behind all that is `said`."""
+    """Positions of a row that follow one another, the last of them after all that is `said`."""
 
     positions: slice | list[int]
     said: Sequence[int]
@@ -105,18 +105,18 @@ class Line:
         verdict.proposed.copy_(proposed)
 
     def along(self, values: Tensor, verdict: Verdict) -> Tensor:
-        """Return the values [A, K+1, …] along the accepted path, garbage behind its end."""
+        """Return the values [A, K+1, …] along the accepted path, garbage after its end."""
         return values
 
     def said(self, tokens: Tensor, verdict: Verdict) -> Tensor:
-        """Return the proposals [A, K] of the accepted path, garbage behind its end."""
+        """Return the proposals [A, K] of the accepted path, garbage after its end."""
         return tokens
 
     def settle(self, verdict: Verdict, caches: Sequence[KVCache], start: Tensor) -> None:
         """Move the caches' entries of the accepted path, so that each follows the one before."""
 
     def outcome(self, verdict: Verdict) -> Sequence[Tensor]:
-        """Return what the host is told beside the table: the last node of the path, how many are on no first line."""
+        """Return what the host is given beside the table: the last node of the path, how many are on no first line."""
         return ()
 
 

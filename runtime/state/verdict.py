@@ -63,7 +63,7 @@ class Verdict:
         self.tokens = self.table[:, 2 : width + 2]  # [A, K+1]: the accepted proposals, the next token, then garbage
         self.next_index = self.table[:, :1]  # [A, 1]: where in `tokens` the next token is
         self.leading = self.tokens[:, :-1]  # [A, K]
-        # What the target picks after each node, the last node that stands, and all on the way to it, 0 behind them.
+        # What the target picks after each node, the last node that stands, and all on the way to it, 0 after them.
         self.picked, self.last, self.path = self.tokens, self.accepted, counting(width, logits.device).expand(batch, -1)
         if nodes > width:
             self.picked = torch.zeros(batch, nodes, dtype=torch.int64, device=logits.device)

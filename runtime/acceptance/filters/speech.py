@@ -111,7 +111,7 @@ class Speech(Change):
 def at_each_position(own: Numbers, proposed: ProposedTokens, width: int) -> tuple[Tensor, ...]:
     """Return what plain decoding would know at each position [A, W]: how much was said, the last tokens, the time."""
     tokens, nodes = proposed.tokens, proposed.nodes
-    last = torch.cat([own.last, tokens], 1)  # [A, N+1], as if there were a position behind each
+    last = torch.cat([own.last, tokens], 1)  # [A, N+1], as if there were a position after each
     before = torch.cat([own.before, nodes.at_parents(last[:, :, None])[:, :, 0]], 1)
     time = nodes.highest(own.time, tokens.masked_fill(tokens < own.first, -1))
     said = own.said + nodes.places(tokens)
