@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..engines import Adapters, Bundle, Contract, ExportError, ModelEntry
+from ..engines import FP8, Adapters, Bundle, Contract, ExportError, ModelEntry
 from ..engines.bundle import DRAFT, DRAFTS, FOREIGN, FUSED, GRAPH, HEAD, TARGET, TOKENIZER, WEIGHTS, write_tables
 from .checking.check import check_model, given_sources
 from .checking.check_adapters import AdapterReference, check_adapters
@@ -21,6 +21,7 @@ from .checking.oracle import Reference
 from .checking.quality import LOGITS, LONGEST, Sample, overlap
 from .checkpoints.agreement import agree
 from .checkpoints.checkpoint import Checkpoint, kept_matrices, load_model
+from .checkpoints.narrow_caches import CACHES, FULL, with_cache
 from .foreign import translate
 from .kinds import Joining, LoadedHead, check_head, told_apart
 from .passes.adapt import adaptable, linear_modules
@@ -59,19 +60,25 @@ def export_bundle(
     draft_lora: Sequence[str | Path] = (),
     adapters: int = 0,
     adapter_rank: int = 16,
+    cache: str = FULL,
 ) -> ExportReport:
     """Write the bundle `out`, whole or not at all; an existing bundle there is replaced at the very end.
 
     Several drafts become models of their own, draft, draft2 and so on, all with `draft_weights`, and so do heads, which
     have the names of their kinds. LoRA adapters are merged into target and drafts, in their order. Besides, requests
-    may bring so many `adapters` of this rank for the target, or a lower one.
+    may bring so many `adapters` of this rank for the target, or a lower one. Target and
+    drafts keep keys and values as `cache` says; heads keep theirs in full.
     """
     if dtype not in DTYPES:
         raise ExportError(f"dtype is {dtype!r}, expected {', '.join(DTYPES)}")
+    if cache not in CACHES:
+        raise ExportError(f"cache is {cache!r}, expected {', '.join(CACHES)}")
     if check and find_spec("onnxruntime") is None:
         raise ExportError(
             "the check needs ONNX Runtime, which is not installed; pip install 'trt-spec[cpu]' or export unchecked"
         )
+    if adapters and cache != FULL:
+        raise ExportError(f"a graph with room for adapters cannot keep its cache in {cache} yet; leave one of them out")
     drafts, joining = told_apart(target, [] if draft is None else [draft] if isinstance(draft, str | Path) else draft)
     if len(drafts) > len(DRAFTS):
         raise ExportError(f"there are {len(drafts)} drafts, expected at most {len(DRAFTS)}; leave the others out")
@@ -96,7 +103,8 @@ def export_bundle(
                 own = agreed.vocabularies[role]
                 sample = _sample(own.tokenizer, own.entry().vocab_size, text).first(len(sample.tokens))
             kept = settled(stored[role], checkpoint, dtype)
-            export.model(role, checkpoint, agreed.contract(role, dtype), kept, sample)
+            contract = with_cache(checkpoint.name, agreed.contract(role, dtype), cache)
+            export.model(role, checkpoint, contract, kept, sample)
         for name, head in export.heads.items():
             export.head(name, head, draft_weights.unless_stored())
         entries = {model.role: model.entry for model in export.models}
@@ -127,6 +135,13 @@ def settled(weights: Quantisation, checkpoint: Checkpoint, dtype: str) -> Quanti
         return weights
     found = BLOCKS_OF.get(checkpoint.stored_as) if dtype == "float32" and checkpoint.lora is None else None
     return weights.unless_stored() if found is None else replace(weights, kind=found, as_stored=True)
+
+
+def _fuses(contract: Contract, weights: Quantisation) -> bool:
+    """Whether ONNX Runtime is to have a graph of its own operators; over a cache of int8 that has its heads stacked."""
+    if contract.dtype != "float32" or contract.rounded_to == FP8:
+        return False
+    return weights.kind not in UNFUSED or (weights.kind == "int8" and bool(contract.rounded_to))
 
 
 def _sample(tokenizer: Any, vocab_size: int, text: str | None) -> Sample:
@@ -192,8 +207,7 @@ class _Export:
         nodes = len(graph.graph)
         del model, graph  # the check holds the written weights: the checkpoint's must be gone
         gc.collect()
-        fuses = contract.dtype == "float32" and weights.kind not in UNFUSED
-        fuse: Callable[[Path], dict[str, int]] = write_fused if fuses else lambda folder: {}
+        fuse: Callable[[Path], dict[str, int]] = write_fused if _fuses(contract, weights) else lambda folder: {}
         check: dict[str, Any] = {}
         if reference is None:
             fused = fuse(self.folder / role)

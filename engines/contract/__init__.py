@@ -24,7 +24,9 @@ from .encoder import AnyContract, EncoderContract, Sound, output_name
 from .interface import Interface, TensorSpec, in_words
 from .states import (
     CALL,
+    EIGHT_BITS,
     FEATURES,
+    FP8,
     ROW,
     SOURCE,
     STATE_KINDS,
@@ -33,7 +35,9 @@ from .states import (
     Dim,
     State,
     StateKind,
+    in_eight_bits,
     keys_and_values,
+    scale_of,
     source_states,
 )
 
@@ -43,7 +47,9 @@ __all__ = [
     "BLOCK_TOKENS",
     "CALL",
     "CAPABILITIES",
+    "EIGHT_BITS",
     "FEATURES",
+    "FP8",
     "FREE",
     "GRANULE",
     "MAX_DRAFT_LENGTH",
@@ -75,8 +81,10 @@ __all__ = [
     "State",
     "StateKind",
     "TensorSpec",
+    "in_eight_bits",
     "in_words",
     "keys_and_values",
     "output_name",
+    "scale_of",
     "source_states",
 ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ..errors import ContractError
 from .adapters import Adapters
 from .interface import Interface, TensorSpec
-from .states import CALL, DTYPE_BYTES, ROW, SOURCE, STATE_KINDS, TOKEN, WINDOW, Dim, State
+from .states import CALL, DTYPE_BYTES, EIGHT_BITS, ROW, SOURCE, STATE_KINDS, TOKEN, WINDOW, Dim, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -144,6 +144,10 @@ class Contract(Interface):
         """Return the contract of this graph in another dtype; states that had a dtype of their own keep it."""
         states = tuple(replace(one, dtype=dtype) if one.dtype == self.dtype else one for one in self.states)
         return replace(self, states=states, dtype=dtype)
+
+    @property
+    def rounded_to(self) -> str:
+        return next((state.dtype for state in self.states if state.dtype in EIGHT_BITS), "")
 
     @cached_property
     def without_adapters(self) -> Self:

@@ -42,6 +42,11 @@ class Interface(ABC):
     @abstractmethod
     def outputs(self) -> tuple[TensorSpec, ...]: ...
 
+    @property
+    def rounded_to(self) -> str:
+        """The eight-bit dtype of keys and values, which have scales then; empty if nothing rounds them."""
+        return ""
+
     def sizes(self, tensors: "Mapping[str, Tensor]") -> dict[str, int]:
         """Return the size of each symbol in the shapes of these tensors, which must be all that the contract lists."""
         sizes: dict[str, int] = {}

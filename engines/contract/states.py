@@ -1,6 +1,7 @@
 """The states of a model: what it keeps of a request between two calls, each in memory that the caller owns."""
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeVar
@@ -8,6 +9,9 @@ from typing import TypeVar
 from ..errors import ContractError
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+FP8 = "float8_e4m3fn"
+EIGHT_BITS = {"int8": 127.0, FP8: 448.0}  # dtypes of caches with scales, and the largest number of each
+STATE_BYTES = DTYPE_BYTES | dict.fromkeys(EIGHT_BITS, 1)
 TOKEN, WINDOW, ROW, SOURCE, CALL = "token", "window", "row", "source", "call"
 WRITTEN = re.compile(r"(\w+) (\w+)\[(\d+(?:, \d+)*)\] per (\w+)")  # a state as text
 
@@ -56,8 +60,8 @@ class State:
     def __post_init__(self) -> None:
         if self.kind not in STATE_KINDS:
             raise ContractError(f"contract lists {self}, a kind of state that this version does not know; update it")
-        if self.dtype not in DTYPE_BYTES:
-            raise ContractError(f"contract lists {self}, expected a dtype of {', '.join(DTYPE_BYTES)}; export it again")
+        if self.dtype not in STATE_BYTES:
+            raise ContractError(f"contract lists {self}, expected a dtype of {', '.join(STATE_BYTES)}; export it again")
         several = bool(STATE_KINDS[self.kind].capacity)
         positive = all(type(size) is int and size > 0 for size in self.shape)
         if not positive or not self.shape or (several and len(self.shape) != 2):
@@ -81,7 +85,7 @@ class State:
     @property
     def bytes(self) -> int:
         """The bytes of one value."""
-        return prod(self.shape) * DTYPE_BYTES[self.dtype]
+        return prod(self.shape) * STATE_BYTES[self.dtype]
 
     def memory(self, rows: Size, capacity: Size) -> tuple[Size | int, ...]:
         """Return the shape of its memory for so many rows, with room for so many entries each if it has entries."""
@@ -104,3 +108,23 @@ def keys_and_values(layers: int, heads: int, size: int, dtype: str, value_size: 
     return tuple(
         State(f"{name}_{layer}", (heads, each), dtype) for layer in range(layers) for name, each in sizes.items()
     )
+
+
+def scale_of(name: str) -> str:
+    """Return the name of the state that has the scales of another: key_scale_0 for key_0."""
+    role, _, layer = name.rpartition("_")
+    return f"{role}_scale_{layer}"
+
+
+def in_eight_bits(states: Iterable[State], dtype: str) -> Iterator[State]:
+    """Give keys and values of tokens an eight-bit dtype, and after each the state of its scales.
+
+    Each head of each token has a scale, in the dtype of the state if that takes two bytes.
+    """
+    for state in states:
+        if state.kind != TOKEN or state.name.partition("_")[0] not in ("key", "value"):
+            yield state
+            continue
+        heads, _ = state.shape
+        yield replace(state, dtype=dtype)
+        yield State(scale_of(state.name), (heads, 1), state.dtype if DTYPE_BYTES[state.dtype] == 2 else "bfloat16")

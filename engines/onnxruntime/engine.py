@@ -10,8 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..bundle import ADAPTED, FUSED
-from ..contract import ADAPTER, AnyContract, Contract, TensorSpec, in_words
+from ..bundle import ADAPTED, FUSED, GRAPH
+from ..contract import ADAPTER, FP8, AnyContract, Contract, TensorSpec, in_words
 from ..engine import Engine, Step
 from ..errors import EngineError, first_line
 from ..onnx_types import DTYPES
@@ -48,10 +48,15 @@ class OnnxRuntimeEngine(Engine):
             raise EngineError(
                 f"{graph} is {contract.dtype}, for which ONNX Runtime has no CPU kernels; export with --dtype float32"
             )
+        if contract.rounded_to == FP8 and not self._on_gpu:
+            raise EngineError(
+                f"{graph} keeps keys and values in {FP8}, which ONNX Runtime has no CPU kernels to write; use engine "
+                "torch, or export with --cache int8"
+            )
         self._open = partial(open_session, threads=threads, exact_weights=exact_weights, device=device)
         fused = graph.with_name(FUSED)
         self._session: Any = None
-        if not self._on_gpu and graph != fused and fused.exists():
+        if not self._on_gpu and graph.name == GRAPH and fused.exists():
             with suppress(UnknownOperators):  # an older library runs the graph of all engines
                 self._session = self._open(fused)
                 graph = fused

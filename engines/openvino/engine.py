@@ -49,6 +49,10 @@ class OpenVinoEngine(Engine):
             raise EngineError(f"engine openvino runs on the device cpu, not on {device!r}; name that")
         if contract.dtype != "float32":
             raise EngineError(f"{graph} is {contract.dtype}, engine openvino expects float32; export with that --dtype")
+        if narrow := contract.rounded_to:
+            raise EngineError(
+                f"{graph} keeps keys and values in {narrow}, engine openvino expects float32; use engine onnxruntime"
+            )
         compiler = core(library())
         if dtype == "bfloat16" and "BF16" not in compiler.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
             raise EngineError("this processor cannot compute in bfloat16; use engine openvino")

@@ -246,6 +246,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "Relu": torch.relu,
     "Reshape": _reshape,
     "RotaryEmbedding": _rotary,
+    "Round": torch.round,
     "ScatterElements": lambda x, indices, updates, axis=0: torch.scatter(x, axis, indices, updates),
     "ScatterND": _scatter_nd,
     "Shape": _shape,

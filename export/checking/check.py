@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from ...engines import (
+    EIGHT_BITS,
     FEATURES,
+    FP8,
     ROW,
     SOURCE,
     SOURCES,
@@ -26,12 +28,14 @@ from ...engines import (
     cache_rows,
     make_step,
     open_engine,
+    scale_of,
 )
 from ...engines.bundle import FUSED, GRAPH
 from ..passes.spell_fp4 import spell_fp4
+from ..passes.unround import unround
 from ..passes.widen import widen
 from .oracle import Reference
-from .quality import engine_logits, measure
+from .quality import apart, engine_logits, measure
 from .scenarios import ROWS, Call, line_of
 
 Written = TypeVar("Written", Contract, EncoderContract)
@@ -92,6 +96,22 @@ def in_float32(graph: Path, contract: Written) -> Iterator[tuple[Path, Written]]
         copy.unlink()
 
 
+@contextmanager
+def unrounded(graph: Path, contract: Contract) -> Iterator[tuple[Path, Contract]]:
+    """Give a graph whose cache rounds nothing, itself or a copy, until the block ends."""
+    model = ir.load(graph)
+    if not unround(model):
+        yield graph, contract
+        return
+    copy = graph.with_name("unrounded_copy.onnx")
+    ir.save(model, copy)
+    states = (replace(state, dtype="float32") if state.dtype in EIGHT_BITS else state for state in contract.states)
+    try:
+        yield copy, replace(contract, states=tuple(states))
+    finally:
+        copy.unlink()
+
+
 def check_model(
     folder: Path, contract: Contract, reference: Reference, kind: str, fuse: Callable[[Path], dict[str, int]]
 ) -> tuple[dict[str, Any], Tensor, dict[str, int], str | None]:
@@ -123,10 +143,15 @@ def check_graph(
     """
     errors, quantised, wide_copy = Errors(reference.scale), kind != "none", contract.dtype != "float32"
     first = given_sources(contract, reference.sources[:1])
-    with in_float32(graph, contract) as (graph, contract):
-        engine = open_engine("onnxruntime", graph, contract, exact_weights=quantised)
+    cost: dict[str, Any] = {}
+    runs = "torch" if contract.rounded_to == FP8 else "onnxruntime"
+    with in_float32(graph, contract) as (graph, contract), unrounded(graph, contract) as (copy, contract_of_copy):
+        engine = open_engine("onnxruntime", copy, contract_of_copy, exact_weights=quantised)
         try:
-            cache, recurrence = _cache(contract, ROWS, reference.script.capacity), Recurrence(ROWS, HALF, engine.device)
+            cache, recurrence = (
+                _cache(engine.contract, ROWS, reference.script.capacity),
+                Recurrence(ROWS, HALF, engine.device),
+            )
             cache |= given_sources(contract, reference.sources)
             for call in reference.script.calls:
                 for row, logits in zip(call.rows, run_call(engine, cache, call, recurrence), strict=True):
@@ -139,17 +164,33 @@ def check_graph(
                 errors.compare(FEATURES, found, wanted, float(wanted.std()))
             for call, expected in zip(reference.deep, reference.deep_logits, strict=True):
                 [row] = call.rows
-                cache = _long_cache(contract, reference, row.start + len(row.tokens)) | first
+                cache = _long_cache(engine.contract, reference, row.start + len(row.tokens)) | first
                 errors.compare(call.scenario, run_call(engine, cache, call)[0, : row.real], expected)
             report = errors.report(graph) | {"as_float32_copy": wide_copy}
+            if copy != graph:
+                engine.close()
+                engine = open_engine(runs, graph, contract, exact_weights=quantised)
+                found = engine_logits(engine, reference.sample.tokens)
+                cost = {"cache": reference.cache_cost | _rounding_error(graph, found, reference)}
             if quantised:
                 engine.close()
-                engine = open_engine("onnxruntime", graph, contract)
+                engine = open_engine(runs, graph, contract)
             sample_logits = engine_logits(engine, reference.sample.tokens, first)
         finally:
             engine.close()
     quality = measure(reference.sample_logits, sample_logits, reference.sample.tokens)
-    return report | {"quality": asdict(quality)}, sample_logits
+    return report | {"quality": asdict(quality)} | cost, sample_logits
+
+
+def _rounding_error(graph: Path, found: Tensor, reference: Reference) -> dict[str, float]:
+    """Return how far logits of the sample are from the checkpoint's over rounded entries, or refuse the graph."""
+    error = apart(found, reference.rounded)
+    if not error <= reference.rounded_noise:
+        raise ExportError(
+            f"the {graph.parent.name} graph does not round its cache as its checkpoint's is: on the text logits are "
+            f"off by {error:.2g} (root mean square), expected at most {reference.rounded_noise:.2g}; please report it"
+        )
+    return {"worst_error": error, "tolerance": reference.rounded_noise}
 
 
 def run_call(engine: Engine, cache: Mapping[str, Tensor], call: Call, recurrence: Recurrence | None = None) -> Tensor:
@@ -191,7 +232,8 @@ def _cache(contract: Contract, rows: int, capacity: int) -> dict[str, Tensor]:
             return torch.zeros(state.memory(rows, capacity))
         if state.kind == WINDOW:
             return torch.full(state.memory(rows, 2 * HALF), torch.nan)
-        return torch.full(state.memory(rows, capacity), 1e4)
+        largest = EIGHT_BITS.get(state.dtype, 1e4)
+        return torch.full(state.memory(rows, capacity), largest).to(getattr(torch, state.dtype))
 
     return {state.name: buffer(state) for state in contract.kept if state.kind != SOURCE}
 
@@ -212,8 +254,12 @@ def given_sources(contract: Contract, sources: list[list[Tensor]]) -> dict[str, 
 
 def _long_cache(contract: Contract, reference: Reference, capacity: int) -> dict[str, Tensor]:
     cache = _cache(contract, 1, capacity)
-    for name, made in zip(contract.cache_names[-len(reference.made) :], reference.made, strict=True):
+    scales = [scale_of(name) for name in cache if scale_of(name) in cache]
+    names = [name for name in contract.cache_names if name not in scales]
+    for name, made in zip(names[-len(reference.made) :], reference.made, strict=True):
         every = made.shape[1] // cache[name].shape[1]  # transformers may keep them once for each head that shares them
         order = reference.order % made.shape[2]
         cache[name][:, :, : len(order)] = made[:, ::every, order]
+    for name in scales:
+        cache[name].fill_(1.0)  # of entries that are not rounded
     return cache

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from ...engines import TAILS, Contract
 from ..tracing.hidden_states import LAST, NO_FEATURES, Features, all_features
-from .quality import Sample
+from .quality import Sample, apart, measure, overlap
+from .rounded_cache import entries_rounded, narrow_states
 from .scenarios import Call, RowCall, Script, leaves_of, line_of, random_tree, write_script
 
 DEEP_CACHE_BYTES = 80 << 20  # in float32: reaches the last position of the smaller GPT2
@@ -32,6 +33,9 @@ class Reference:
     scale: float  # the standard deviation of the logits
     sources: list[list[Tensor]]  # what each row finds of its source: of each state [1, heads, S, D]
     read: dict[str, Tensor]  # what each head reads of the sample [L, size]
+    cache_cost: dict[str, float]  # of a cache of eight bits, beside one that rounds nothing
+    rounded: Tensor  # logits [L, V] of the sample, if the cache is of eight bits,
+    rounded_noise: float  # and what these move by where an entry is rounded the other way
 
     def __init__(
         self,
@@ -57,6 +61,7 @@ class Reference:
     def answer(self, model: Any) -> None:
         """Compute what the checkpoint says of all calls."""
         contract, sample = self._contract, self.sample
+        self.cache_cost = self._say_rounded(model) if narrow_states(contract) else {}
         script = write_script(
             sample.vocab_size, contract.max_length, contract.recurrent, TAILS in contract.capabilities
         )
@@ -76,6 +81,17 @@ class Reference:
         self.read = {
             name: branch_features(model, [sample.tokens], {name: one})[0] for name, one in self._features.items()
         }
+
+    def _say_rounded(self, model: Any) -> dict[str, float]:
+        """Compare a cache of eight bits with a full one on the sample, by KL and by how often both say one token."""
+        tokens = self.sample.tokens
+        full = checkpoint_logits(model, tokens)
+        with entries_rounded(model, self._contract):
+            self.rounded = checkpoint_logits(model, tokens)
+        with entries_rounded(model, self._contract, disturbed=True):
+            self.rounded_noise = apart(self.rounded, checkpoint_logits(model, tokens))
+        divergence = measure(full, self.rounded, tokens).divergence
+        return {"divergence": divergence, "agreement": overlap(full, self.rounded, 0.0)}
 
     def _say_branches(self, model: Any, script: Script) -> list[Tensor]:
         if not self.heard:

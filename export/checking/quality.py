@@ -82,6 +82,11 @@ def measure(checkpoint: Tensor, stored: Tensor, tokens: list[int]) -> Quality:
     )
 
 
+def apart(some: Tensor, others: Tensor) -> float:
+    """Return the root mean square of what logits differ by."""
+    return float((some - others).square().mean().sqrt())
+
+
 def overlap(target: Tensor, draft: Tensor, temperature: float) -> float:
     """Compute α, the mean over positions of Σ min(p, q), accepted of first proposals; at 0, greedy agreement."""
     vocab = min(target.shape[1], draft.shape[1])

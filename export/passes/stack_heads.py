@@ -14,7 +14,7 @@ STACKED = ".stacked_"  # in the names of what has its rows in other heads
 
 
 def stack_heads(model: ir.Model) -> int:
-    """Stack the heads of each attention in which some share keys; returns how many there were."""
+    """Stack the heads of each attention in which some share keys and are not stacked; returns how many there were."""
     graph = model.graph
     masks: dict[tuple[ir.Value, int], ir.Value] = {}
     fired = 0
@@ -25,6 +25,8 @@ def stack_heads(model: ir.Model) -> int:
         found = node.outputs[0]
         assert query is not None
         assert key is not None
+        if STACKED in str(query.name):
+            continue
         heads, kv_heads = _heads(query), _heads(key)
         if heads == kv_heads:
             continue
@@ -36,6 +38,7 @@ def stack_heads(model: ir.Model) -> int:
             rows = (
                 ir.node("Concat", [mask] * shared, {"axis": 2}) if one_for_all else _with_heads(graph, mask, kv_heads)
             )
+            rows.outputs[0].type = mask.type
             graph.insert_before(node, [rows])
             masks[mask, shared] = rows.outputs[0]
         stacked = _with_heads(graph, query, kv_heads)

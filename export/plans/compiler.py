@@ -39,6 +39,14 @@ def prepare(graph: Path, key: PlanKey) -> tuple[ir.Model, dict[str, int]]:
     return model, fired | rewritten(model, REWRITES)
 
 
+def _refuse_rounded_cache(contract: Contract, key: PlanKey) -> None:
+    if narrow := contract.rounded_to:
+        raise ExportError(
+            f"{key.engine} writes caches of float32, float16 and bfloat16 alone, the {key.model} graph keeps keys and "
+            f"values in {narrow}; export with --cache full"
+        )
+
+
 def _refuse_zero_points(model: ir.Model, key: PlanKey) -> None:
     """Refuse weights whose zero points are not in the middle: the library's parser does, and does not say why."""
     if any(node.op_type == "DequantizeLinear" and len(node.inputs) > 2 for node in model.graph):
@@ -64,6 +72,7 @@ class Compiler:
         from polygraphy.backend.trt import CreateConfig, Profile, create_network, engine_bytes_from_network
         from polygraphy.exception import PolygraphyException
 
+        _refuse_rounded_cache(contract, key)
         if self._prepared[0] != (graph, key.graph, key.sizes):
             model, fired = prepare(graph, key)
             self._prepared = (graph, key.graph, key.sizes), ir.to_proto(model).SerializeToString(), fired

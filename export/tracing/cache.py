@@ -7,6 +7,9 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
+from ...engines import scale_of
+from .eight_bits import narrowed, widened
+
 OPSET = 24
 
 
@@ -32,16 +35,27 @@ class Places(NamedTuple):
 
 
 class ScatterCache(Cache):  # type: ignore[misc]
-    """A cache whose `update` writes this call's rows at its start and returns the whole buffers."""
+    """A cache whose `update` writes this call's rows at its start and returns the whole buffers.
+
+    Entries of eight bits are read from there as well, so that a token sees its own as later ones will.
+    """
 
     def __init__(self, places: Places, kept: dict[str, Tensor]) -> None:
         self.layers: list[Any] = []
         self.places, self.kept = places, kept  # by the names of the states
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        for name, entries in ((f"key_{layer}", key), (f"value_{layer}", value)):
-            self.kept[name] = written(self.kept[name], entries, self.places.start)
-        return self.kept[f"key_{layer}"], self.kept[f"value_{layer}"]
+        return self._written(f"key_{layer}", key), self._written(f"value_{layer}", value)
+
+    def _written(self, name: str, entries: Tensor) -> Tensor:
+        scale, start = scale_of(name), self.places.start
+        if scale not in self.kept:
+            self.kept[name] = written(self.kept[name], entries, start)
+            return self.kept[name]
+        narrow, scales = narrowed(entries, self.kept[name].dtype, self.kept[scale].dtype)
+        self.kept[name] = written(self.kept[name], narrow, start)
+        self.kept[scale] = written(self.kept[scale], scales, start)
+        return widened(self.kept[name], self.kept[scale], entries.dtype)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0

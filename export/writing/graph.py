@@ -20,6 +20,7 @@ from ..passes.merge_projections import merge_projections
 from ..passes.orient_weights import orient_weights
 from ..passes.quantise import Known, Quantisation, nothing_known, quantise
 from ..passes.rewriting import Rewrite, rewritten
+from ..passes.scale_scores import scale_scores
 from ..passes.share_table import share_table
 from ..passes.simplify import simplify
 from ..passes.stack_heads import stack_heads
@@ -41,7 +42,7 @@ WIDE = Quantisation()
 UNQUANTISED: tuple[Rewrite, ...] = (orient_weights, simplify, fuse_norms, fuse_rotary, simplify)
 STORED: dict[str, tuple[Rewrite, ...]] = {"int8": (stack_heads,)}  # by how its weights are quantised then
 LAST: tuple[Rewrite, ...] = (merge_projections, share_table)
-OF_ONNX_RUNTIME: tuple[Rewrite, ...] = (group_queries, absorb_lines)
+OF_ONNX_RUNTIME: tuple[Rewrite, ...] = (group_queries, absorb_lines, scale_scores)
 SMALLEST_EXTERNAL = 1024  # bytes; engines want to see shapes and scalars in the graph itself
 
 

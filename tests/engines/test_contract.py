@@ -92,7 +92,10 @@ def test_a_manifest_has_a_line_of_text_for_each_state(llama: Pair):
         ("key_0 float32[2, 0] per token", r"lists key_0 float32\[2, 0\] per token, expected heads and a size, both"),
         ("key_0 float32[2, 3, 4] per token", "expected heads and a size, both positive; export it again"),
         ("summary float32[0] per row", "expected positive sizes; export it again"),
-        ("key_0 int8[2, 16] per token", "expected a dtype of float32, float16, bfloat16; export it again"),
+        (
+            "key_0 int4[2, 16] per token",
+            "expected a dtype of float32, float16, bfloat16, int8, float8_e4m3fn; export it again",
+        ),
         ("x float32[2, 16] per ring", "per ring, a kind of state that this version does not know; update it"),
     ],
 )
