@@ -37,9 +37,10 @@ from .memory.prefixes import Prefixes
 from .memory.shortage import MemoryShortage
 from .requests.metrics import Speculation
 from .requests.output import Output, Piece
+from .requests.prompts import Prompt, read_tokenizer
 from .requests.request import Request
 from .scheduling.engine_choice import resolve
-from .scheduling.intake import Intake, Prompt, read_tokenizer
+from .scheduling.intake import Intake
 from .scheduling.models import Models
 from .scheduling.occupants import Occupant
 from .scheduling.scheduler import Scheduler

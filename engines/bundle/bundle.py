@@ -25,7 +25,7 @@ from .layout import (
     TOKENIZER,
     WEIGHTS,
 )
-from .manifest import FORMAT, content_hash, measure, read_manifest, refuse_escape, verify
+from .manifest import FORMAT, content_hash, measure, read_manifest, refuse_escape, require_unchanged, require_whole
 
 
 @dataclass(frozen=True)
@@ -255,15 +255,19 @@ class Bundle:
     def open(cls, path: Path | str) -> "Bundle":
         """Read and verify a bundle; refuse by name whatever is missing, damaged, foreign or newer."""
         bundle = cls.read(Path(path))
-        for name in bundle.files:
-            refuse_escape(bundle.path, name)
-
-        def verify_file(name: str) -> None:
-            verify(bundle.path, name, int(bundle.files[name]["bytes"]), str(bundle.files[name]["sha256"]))
-
+        bundle.require_files()
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(verify_file, bundle.files))
+            list(
+                pool.map(lambda name: require_unchanged(bundle.path, name, bundle.files[name]["sha256"]), bundle.files)
+            )
         return bundle
+
+    def require_files(self) -> None:
+        """Refuse a file that the manifest lists and that is missing, cut off or outside; what it holds is not read."""
+        for name in self.files:
+            refuse_escape(self.path, name)
+        for name, entry in self.files.items():
+            require_whole(self.path, name, int(entry["bytes"]))
 
     @classmethod
     def read(cls, path: Path) -> "Bundle":

@@ -1,6 +1,7 @@
 """The names of the files and models in a bundle."""
 
 MANIFEST = "manifest.json"
+NGRAMS = "ngram"  # the folder of a table of n-grams, if one was counted
 PLANS, COSTS = "plans", "costs"  # made from a bundle on some machine; its manifest does not vouch for them
 TOKENIZER = "tokenizer.json"  # the target's, and in its folder that of a draft with tokens of its own
 GRAPH, WEIGHTS = "model.onnx", "weights.bin"  # each model has both, in a folder of its own

@@ -67,13 +67,18 @@ def refuse_escape(path: Path, name: str) -> None:
         raise BundleError(f"{path / MANIFEST} lists {name!r}, which lies outside the bundle; it is refused")
 
 
-def verify(path: Path, name: str, size: int, sha256: str) -> None:
-    """Refuse a file that is missing, or whose size or hash is not the manifest's."""
+def require_whole(path: Path, name: str, size: int) -> None:
+    """Refuse a file that is missing, or whose size is not the manifest's."""
     file = path / name
     if not file.is_file():
         raise BundleError(f"bundle {path} lacks {name}; export it again or copy it whole")
     found = file.stat().st_size
     if found != size:
         raise BundleError(f"{file} has {found} bytes, its manifest says {size}; export it again or copy it whole")
+
+
+def require_unchanged(path: Path, name: str, sha256: str) -> None:
+    """Refuse a file whose hash is not the manifest's."""
+    file = path / name
     if measure(file)["sha256"] != sha256:
         raise BundleError(f"{file} is damaged: its sha256 is not the manifest's; export it again or copy it whole")

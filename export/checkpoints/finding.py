@@ -43,7 +43,8 @@ def require_pair_found(target: str, drafts: Sequence[str], longest: int | None) 
     """Refuse names that stand for no target, or for no draft or head, of which a folder may hold other files."""
     require_found(target, longest)
     for draft in drafts:
-        if not Path(draft).exists():
+        place = Path(draft)
+        if not place.is_dir() or not any(place.iterdir()):
             require_found(draft)
 
 

@@ -101,6 +101,21 @@ def _check_beams(params: ParameterFields) -> None:
     known = isinstance(early, bool) or early == "never"
     require("early_stopping", early, known, "true, false or never")
     require("num_return_sequences", wanted, whole(wanted, 1, beams), f"a whole number from 1 to num_beams, {beams}")
+    unknown = {
+        "temperature": not params.greedy,
+        "lenience": params.lenient,
+        "stop": bool(params.stop),
+        "logprobs": params.logprobs is not None,
+    }
+    refuse_beside_beams(params, [name for name, used in unknown.items() if used])
+
+
+def refuse_beside_beams(params: ParameterFields, used: Sequence[str]) -> None:
+    """Refuse parameters that are used and that beam search does not know."""
+    if used and params.num_beams > 1:
+        raise RequestError(
+            f"num_beams is {params.num_beams}, but beam search goes without {used[0]}; leave one out", used[0]
+        )
 
 
 def _are_ids(value: Any) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .beams import refuse_beside_beams
+from .beams import refuse_filters_beside_beams
 from .checks import require
 from .filters import FILTERS
 from .parameter_fields import ParameterFields
@@ -43,7 +43,7 @@ class SamplingParams(ParameterFields):
         require("extra", self.extra, sound, f"a mapping with no keys but {sorted(known)}, which added filters read")
         for one in FILTERS:
             one.check(self)
-        refuse_beside_beams(self)
+        refuse_filters_beside_beams(self)
         for name in ("stop", "stop_token_ids", "allowed_token_ids"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         for name in ("logit_bias", "extra"):

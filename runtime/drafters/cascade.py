@@ -46,9 +46,10 @@ class Cascade(Copier):
 
     @classmethod
     def unavailable(cls, resources: Resources) -> str | None:
+        if lacking := super().unavailable(resources):
+            return lacking
         name = cls.model_name(resources.bundle)
-        if name is None:
-            return super().unavailable(resources)
+        assert name is not None
         ours = resources.drafts[name].engine.verify_width
         needed = min(resources.target.engine.verify_width, MAX_DRAFT_LENGTH + 1)
         if ours < needed:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from ...engines import Bundle
-from ...engines.bundle import DRAFTS
 from ..memory.model import Model
 from ..state.frame import DraftedLine, Frame
 from ..state.indexing import pick
+from ..state.needs import lack, model_of
 from ..state.plan import LEAST_WINDOW, Plan, Prepared
 from ..state.proposal import Noise
 from ..state.rows import Columns, Rows
@@ -63,20 +63,12 @@ class Drafter:
     @classmethod
     def model_name(cls, bundle: Bundle) -> str | None:
         """Return the name of the bundle's model that it runs; None if it runs none, or the bundle has none."""
-        able = cls.needs_model and cls.which_draft < len(bundle.drafts)
-        return bundle.drafts[cls.which_draft] if able else None
+        return model_of(cls.name, bundle)
 
     @classmethod
     def unavailable(cls, resources: Resources) -> str | None:
         """Say why a decoder with these resources cannot have this drafter; None if it can."""
-        if not cls.needs_model or cls.model_name(resources.bundle) is not None:
-            return None
-        if not resources.bundle.drafts:
-            return "the bundle has no draft model; use drafter lookup or none"
-        return (
-            f"the bundle has no {DRAFTS[cls.which_draft]}, which drafter {cls.name} runs; use drafter model, or "
-            "export with more --draft"
-        )
+        return lack(cls.name, resources.bundle)
 
     # On the host, between rounds.
 

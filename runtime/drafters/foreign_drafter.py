@@ -17,15 +17,6 @@ class ForeignDrafter(Drafter):
         self.draft = resources.foreign
         self._wanted: dict[Asking, int] = {}  # proposals of the next round
 
-    @classmethod
-    def unavailable(cls, resources: Resources) -> str | None:
-        if resources.foreign is not None:
-            return None
-        return (
-            f"the bundle has no draft with tokens of its own, which drafter {cls.name} runs; export one with --draft, "
-            "or use drafter model, lookup or none"
-        )
-
     def ready(self, request: Asking, most: int, turn: int) -> int:
         if count := min(most, self.draft.follow(request)):
             self._wanted[request] = count

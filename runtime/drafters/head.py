@@ -11,14 +11,13 @@ from sys import maxsize
 import torch
 from torch import Tensor
 
-from ...engines import Bundle, Step
+from ...engines import Step
 from ..memory.model import Tokens, preceded
 from ..state.frame import DraftedLine, Frame
 from ..state.indexing import at_nodes, counting, pick
 from ..state.rows import Rows
 from ..state.tree import Tree
 from .asking import Asking
-from .drafter import Resources
 from .model import DraftModel, PreparedDraft
 
 GIVEN, MADE = "past_hidden", "present_hidden"
@@ -26,16 +25,6 @@ GIVEN, MADE = "past_hidden", "present_hidden"
 
 class Head(DraftModel):
     usual = False
-
-    @classmethod
-    def model_name(cls, bundle: Bundle) -> str | None:
-        return cls.name if cls.name in bundle.heads else None
-
-    @classmethod
-    def unavailable(cls, resources: Resources) -> str | None:
-        if cls.model_name(resources.bundle) is not None:
-            return None
-        return f"the bundle has no {cls.name} head; export one with --draft, or use drafter lookup or none"
 
     def prepare(self, frame: Frame, line: DraftedLine) -> PreparedDraft:
         """Make K steps as of a draft model; each after the first is given hidden states that the last one has made."""

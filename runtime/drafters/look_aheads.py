@@ -44,9 +44,9 @@ class Pass(Sampler):
 
     @classmethod
     def unavailable(cls, resources: Resources) -> str | None:
+        if lacking := super().unavailable(resources):
+            return lacking
         count, engine = resources.bundle.target.look_aheads, resources.target.engine
-        if not count:
-            return "the bundle has no look-aheads of PaSS; export them with --draft, or use drafter lookup or none"
         if not engine.takes_trees or engine.verify_width < 1 + MAX_DRAFT_LENGTH + count:
             return (
                 "drafter pass needs steps whose tokens branch, as wide as a long line and its look-aheads together, "

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ...engines import Bundle, Masks
+from ...engines import Masks
 from ..memory.model import Absorbs, Tokens, preceded
 from ..state.frame import DraftedLine, Frame
 from ..state.indexing import counting
@@ -78,16 +78,6 @@ class Pard(Masked):
     """A draft model of its own that was trained to read masks; drafter model runs it token by token."""
 
     name = "pard"
-
-    @classmethod
-    def model_name(cls, bundle: Bundle) -> str | None:
-        return next((name for name in bundle.drafts if bundle.models[name].masks is not None), None)
-
-    @classmethod
-    def unavailable(cls, resources: Resources) -> str | None:
-        if cls.model_name(resources.bundle) is not None:
-            return None
-        return "the bundle has no draft that reads masks, as PARD trains them; use drafter model, lookup or none"
 
 
 class PEagle(Masked):

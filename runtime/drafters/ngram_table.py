@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from ...engines import Bundle, BundleError
+from ..state.needs import ngram_file
 
-FOLDER, SUFFIX = "ngram", ".npz"  # in a bundle
+SUFFIX = ".npz"
 REMEDY = "count it again with trt-spec ngram"
 
 
@@ -81,13 +82,10 @@ def to_bytes(arrays: dict[str, np.ndarray], longest: int) -> bytes:
     return content.getvalue()
 
 
-def has_ngrams(bundle: Bundle) -> bool:
-    return any(name.startswith(f"{FOLDER}/") for name in bundle.files)
-
-
 def read_ngrams(bundle: Bundle, device: str) -> NGrams:
     """Read the table of a bundle that has one."""
-    name = next(name for name in bundle.files if name.startswith(f"{FOLDER}/"))
+    name = ngram_file(bundle)
+    assert name is not None
     return read(bundle.path / name, bundle.tokenizer.vocab_size, device)
 
 

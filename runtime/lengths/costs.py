@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...engines import Bundle, BundleError, usable_cores
+from ...engines import Bundle, BundleError, RequestError, usable_cores
 from ...engines.bundle import COSTS, graph_identity
 from ...engines.bundle.whole_files import write_whole
+from ..state.asked import MIXED, NONE
 from ..state.shapes import Shape, read_shape
 
 FORMAT = 1
@@ -129,6 +130,14 @@ def costs_file(bundle: Path, engine: str, device: str) -> Path:
     return bundle / COSTS / f"{engine}-{device.replace(':', '-')}.json"
 
 
+def refuse_unwritable(bundle: Bundle) -> None:
+    """Refuse a bundle that cannot keep costs, before they are measured."""
+    folder = bundle.path / COSTS
+    place = folder if folder.exists() else bundle.path
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise BundleError(f"{place} takes no files, and costs are kept there; give access, or copy the bundle")
+
+
 def read_costs(bundle: Bundle, engine: str, device: str) -> Costs | None:
     """Read the bundle's costs; return None if there are none, or if another machine or other graphs were measured."""
     path = costs_file(bundle.path, engine, device)
@@ -151,6 +160,19 @@ def read_costs(bundle: Bundle, engine: str, device: str) -> Costs | None:
         raise BundleError(f"{path} is not a table of costs ({error}); run {mend}") from error
     here = costs.machine == machine_name(device) and costs.models == model_identities(bundle)
     return costs if here else None
+
+
+def require_costs(costs: Costs | None, drafter: str | None) -> None:
+    """Refuse draft length auto where the costs of a drafter are not known, or those of any if it is not named yet."""
+    if drafter == NONE:
+        return
+    if costs is None:
+        raise RequestError("draft_length auto needs to know what rounds cost here; run trt-spec tune, or give a number")
+    if drafter not in (*costs.acceptance, MIXED, None):
+        raise RequestError(
+            f"draft_length auto knows the costs of drafter {' and '.join(costs.acceptance)} only, not of {drafter}; "
+            "run trt-spec tune again, or give a number"
+        )
 
 
 def model_identities(bundle: Bundle) -> dict[str, str]:

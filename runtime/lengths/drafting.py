@@ -17,11 +17,13 @@ from ..state.asked import (
     DraftLength,
     EntropyRule,
     Share,
+    refuse_length_of_mixed,
 )
-from ..state.most import MOST_BRANCHES, MOST_CHILDREN, MOST_LINES
-from ..state.shapes import Shape, line, read_shape
+from ..state.most import MOST_LINES
+from ..state.shapes import Shape, line, read_shape, refuse_large
 from .chooser import Chooser
 from .controller import Controller
+from .costs import require_costs
 from .entropy import ByEntropy
 
 
@@ -72,10 +74,10 @@ class DraftingRules:
         elif len(names) > 1:
             self._check_lines(asked, length, names, params)
         elif length == AUTO:
-            self._require_costs(drafter)
+            require_costs(self.controller.costs if self.controller else None, drafter)
             return Drafting(None, drafter, self._beyond_of_auto(params), _look_aheads(names))
         elif drafter == MIXED:
-            raise RequestError(f"drafter mixed needs draft_length auto, not {length!r}; name one drafter")
+            refuse_length_of_mixed(length)
         elif isinstance(asked, EntropyRule):
             self._require_sampler(drafter, "has no entropy to choose a draft length by")
             if asked.longest > self.longest:
@@ -161,13 +163,7 @@ class DraftingRules:
             able = " or ".join(name for name in self._listed if name in self.growing)
             instead = f"use {able}, or give a number" if able else "give a number, or a comb like 5+3"
             raise RequestError(f"drafter {drafter} {self.treeless[drafter]}; {instead}", "drafter")
-        small = 1 <= shape.length <= self.longest and 0 <= shape.beyond <= MOST_BRANCHES and shape.nodes <= self.most
-        if not small or not _has_places(shape):
-            raise RequestError(
-                f"draft_length is {shape}, expected 1 to {self.longest} levels, at most {MOST_CHILDREN} children of a "
-                f"node, {MOST_BRANCHES} proposals beside the line, and at most {self.most} together{self._limit}",
-                "draft_length",
-            )
+        refuse_large(shape, self.longest, self.most, self._limit)
         if shape.beyond > self.most - self.longest and params.draft_decides:
             raise RequestError(
                 f"draft_length {shape} needs steps of {self.longest + shape.beyond + 1} tokens where lines are long, "
@@ -217,20 +213,6 @@ class DraftingRules:
                 f"drafter {drafter} has several lines, which {lack} cannot be used with; name one", "drafter"
             )
 
-    def _require_costs(self, drafter: str) -> None:
-        if drafter == NONE:
-            return
-        if self.controller is None:
-            raise RequestError(
-                "draft_length auto needs to know what rounds cost here; run trt-spec tune, or give a number"
-            )
-        measured = self.controller.costs.acceptance
-        if drafter not in (*measured, MIXED):
-            raise RequestError(
-                f"draft_length auto knows the costs of drafter {' and '.join(measured)} only, not of {drafter}; "
-                "run trt-spec tune again, or give a number"
-            )
-
     def _require_sampler(self, drafter: str, lack: str) -> None:
         samplers = [name for name in self._listed if DRAFTERS[name].samples]
         if drafter not in (*samplers, NONE):
@@ -249,12 +231,6 @@ def _parsed(length: object) -> Shape | EntropyRule | None:
     if type(length) is int:
         return line(length) if length >= 0 else None
     return read_shape(length) if isinstance(length, str) else None
-
-
-def _has_places(shape: Shape) -> bool:
-    """Whether all of its branches have a place."""
-    placed = [branch for level in shape.levels for branch in level]
-    return len(placed) == shape.beyond and all(branch.rank < MOST_CHILDREN for branch in placed)
 
 
 def _judged_in_lines_only(params: SamplingParams) -> str | None:

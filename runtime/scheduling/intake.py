@@ -7,26 +7,19 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ...engines import Bundle, BundleError, RequestError
+from ...engines import Bundle, RequestError
 from ..acceptance.sampling_params import SamplingParams
 from ..drafters import PREDICTING, usual_drafter
 from ..drafters.model import DraftModel
 from ..grammars.compiler import Compiler
 from ..lengths.drafting import DraftingRules
 from ..memory.adapter_pool import Loaded
+from ..requests.bounds import refuse_foreign_tokens, refuse_long, refuse_source, require_token
+from ..requests.prompts import Prompt, encode
 from ..requests.request import Request
 from ..requests.text import TextStream
 from ..sources.source import Source, read_source
 from ..state.asked import BESIDE, NONE, Drafting, DraftLength
-
-Prompt = str | Sequence[int]
-
-
-def read_tokenizer(bundle: Bundle) -> Tokenizer:
-    try:
-        return Tokenizer.from_file(str(bundle.tokenizer_file))
-    except Exception as error:  # the library raises plain Exceptions
-        raise BundleError(f"{bundle.tokenizer_file} is not a tokenizer ({error}); export the bundle again") from error
 
 
 class Intake:
@@ -58,17 +51,10 @@ class Intake:
             raise RequestError(f"priority is {priority!r}, expected a whole number", "priority")
         read_from = self._source(source)
         ids = self._encode(prompt) if read_from is None else self._beginning(prompt)
-        room = self._bundle.max_length - params.max_new_tokens
-        if len(ids) > room:
-            raise RequestError(
-                f"prompt of {len(ids)} tokens and max_new_tokens {params.max_new_tokens} exceed the bundle's "
-                f"limit of {self._bundle.max_length} by {len(ids) - room}; shorten either"
-            )
-        for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
-            for token in getattr(params, name):
-                self._require_token(token, name)
+        refuse_long(self._bundle, params.max_new_tokens, len(ids))
+        refuse_foreign_tokens(self._bundle, params)
         for token in params.extra.get("forced_end", ()):
-            self._require_token(token, "forced_end")
+            require_token(token, self._vocab_size, "forced_end")
         if self._bundle.tokenizer.unsaid_ids:
             unsaid = dict.fromkeys(set(self._bundle.tokenizer.unsaid_ids) - {*params.allowed_token_ids}, -math.inf)
             params = replace(params, logit_bias=dict(params.logit_bias) | unsaid)
@@ -128,13 +114,7 @@ class Intake:
 
     def _source(self, given: Any) -> Source | None:
         """Read the source of a text; it must be given if the models need it, and only then."""
-        if self._encoders and given is None:
-            raise RequestError(f"the target of bundle {self._bundle.path} needs a source; give one", "source")
-        if given is not None and not self._encoders:
-            raise RequestError(
-                f"the target of bundle {self._bundle.path} has no encoder that could read a source; leave it out",
-                "source",
-            )
+        refuse_source(self._bundle, given is not None)
         return read_source(given, self._encoders, self._vocab_size, self._tokenizer) if self._encoders else None
 
     def _beginning(self, prompt: Prompt) -> list[int]:
@@ -149,24 +129,4 @@ class Intake:
         return () if source is None or PREDICTING not in drafter.split(BESIDE) else source.ids
 
     def _encode(self, prompt: object, begins: bool = True) -> list[int]:
-        """Tokenise text; where it `begins` a sequence the tokenizer may put a token before it."""
-        if isinstance(prompt, str):
-            try:
-                prompt.encode()
-            except UnicodeEncodeError as error:
-                raise RequestError(f"the prompt is not valid Unicode ({error}); clean it first") from error
-            ids: list[int] = self._tokenizer.encode(prompt, add_special_tokens=begins).ids
-        elif isinstance(prompt, Sequence):
-            ids = list(prompt)
-        else:
-            raise RequestError(f"the prompt is {prompt!r}, expected text or a list of token ids")
-        if not ids:
-            raise RequestError("the prompt is empty; give at least one token", "prompt")
-        for token in ids:
-            self._require_token(token, "prompt")
-        return ids
-
-    def _require_token(self, token: int, where: str) -> None:
-        if type(token) is not int or not 0 <= token < self._vocab_size:
-            message = f"{where} token id {token!r} is outside the vocabulary of {self._vocab_size} tokens"
-            raise RequestError(message, where)
+        return encode(prompt, self._tokenizer, self._vocab_size, begins)

@@ -1,10 +1,10 @@
 """What a request drafts: what it asks for, parsed once, and its share of the next round."""
 
 from dataclasses import dataclass, fields
-from typing import NamedTuple, Self
+from typing import NamedTuple, NoReturn, Self
 
 from ...engines import MAX_DRAFT_LENGTH, RequestError
-from ...engines.bundle import DRAFTS
+from .needs import FURTHER, HEADS
 from .shapes import Shape, line
 
 NONE = "none"  # the drafter that proposes nothing
@@ -14,8 +14,9 @@ DEFAULT_DRAFT_LENGTH = 4  # where nothing has been measured
 MIXED = "mixed"  # the controller also chooses the drafter, of those that are `in_mixed`
 DRAFTER_NAMES = (
     *("model", "common", "text", "lookup", "suffix", "ngram", "random", "cascade"),
-    *("eagle3", "mtp", "peagle", "dflash", "dspark", "medusa", "blockwise", "pard", "pass"),
-    *(f"model{number}" for number in range(2, len(DRAFTS) + 1)),
+    *HEADS,
+    *("pard", "pass"),
+    *FURTHER,
 )
 
 
@@ -32,6 +33,8 @@ class EntropyRule:
         for name in ("shortest", "longest"):
             if type(getattr(self, name)) is not int or getattr(self, name) < 0:
                 raise RequestError(f"{name} is {getattr(self, name)!r}, expected a whole number >= 0")
+        if self.longest > MAX_DRAFT_LENGTH:
+            raise RequestError(f"longest is {self.longest}, expected at most {MAX_DRAFT_LENGTH}")
         if not self.shortest <= self.longest:
             raise RequestError(f"shortest is {self.shortest}, expected at most longest, which is {self.longest}")
         for name in ("smoothing", "stop_above"):
@@ -50,6 +53,10 @@ assert list(ENTROPY_HELP) == [field.name for field in fields(EntropyRule)]
 
 
 DraftLength = int | str | Shape | EntropyRule  # a number, a shape like 5+3, "auto", or a rule of its own
+
+
+def refuse_length_of_mixed(length: object) -> NoReturn:
+    raise RequestError(f"drafter mixed needs draft_length auto, not {length!r}; name one drafter")
 
 
 @dataclass(frozen=True)

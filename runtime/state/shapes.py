@@ -13,7 +13,8 @@ from heapq import heappop, heappush
 from math import prod
 from typing import NamedTuple
 
-from .most import MOST_CHILDREN
+from ...engines import RequestError
+from .most import MOST_BRANCHES, MOST_CHILDREN
 
 STANDS = 0.75  # how often the first of a node's children is taken to stand before it is drawn
 EACH_FURTHER = 0.5  # of what is left then, for each that follows
@@ -110,6 +111,23 @@ def read_shape(text: str) -> Shape | None:
         if re.fullmatch(pattern, text, re.ASCII):
             return make(*map(int, re.findall(r"\d+", text, re.ASCII)))
     return None
+
+
+def refuse_large(shape: Shape, longest: int, most: int, limit: str = "") -> None:
+    """Refuse a shape of more proposals than have a place, or than a round verifies."""
+    small = 1 <= shape.length <= longest and 0 <= shape.beyond <= MOST_BRANCHES and shape.nodes <= most
+    if not small or not _has_places(shape):
+        raise RequestError(
+            f"draft_length is {shape}, expected 1 to {longest} levels, at most {MOST_CHILDREN} children of a node, "
+            f"{MOST_BRANCHES} proposals beside the line, and at most {most} together{limit}",
+            "draft_length",
+        )
+
+
+def _has_places(shape: Shape) -> bool:
+    """Whether all of its branches have a place."""
+    placed = [branch for level in shape.levels for branch in level]
+    return len(placed) == shape.beyond and all(branch.rank < MOST_CHILDREN for branch in placed)
 
 
 def _likeliest(length: int, count: int, leaves: bool) -> Levels:

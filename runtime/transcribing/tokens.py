@@ -1,15 +1,26 @@
-"""Whisper's tokens for languages, tasks and times, found in a bundle's tokenizer by their names."""
+"""Whisper's tokens for languages, tasks and times, found in a bundle's tokenizer by their names, without torch."""
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from tokenizers import Tokenizer
+from ...engines import RequestError, Speech, TokenizerEntry
 
-from ...engines import RequestError, TokenizerEntry
-from ..acceptance.filters import SpeechRules
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from ..acceptance.filters import SpeechRules
 
 LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 TASKS = ("transcribe", "translate")
+DEAF = "the bundle does not hear as Whisper does ({lack}); export a Whisper"
+
+
+def require_speech(entry: TokenizerEntry) -> Speech:
+    """Return how a model hears; refuse one that does not."""
+    if entry.speech is None:
+        raise RequestError(DEAF.format(lack="no sound"))
+    return entry.speech
 
 
 @dataclass(frozen=True)
@@ -25,15 +36,15 @@ class WhisperTokens:
     entry: TokenizerEntry
 
     @classmethod
-    def read(cls, entry: TokenizerEntry, tokenizer: Tokenizer) -> "WhisperTokens":
+    def read(cls, entry: TokenizerEntry, tokenizer: "Tokenizer") -> "WhisperTokens":
         """Find them, or say that this is no Whisper."""
+        speech = require_speech(entry)
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         names = "<|startoftranscript|>", "<|endoftext|>", "<|notimestamps|>"
         missing = [name for name in names if name not in vocabulary]
-        if entry.speech is None or missing:
-            lack = f"no token {missing[0]}" if missing else "no sound"
-            raise RequestError(f"the bundle does not hear as Whisper does ({lack}); export a Whisper")
-        several = entry.speech.multilingual
+        if missing:
+            raise RequestError(DEAF.format(lack=f"no token {missing[0]}"))
+        several = speech.multilingual
         found = {name: index for text, index in vocabulary.items() if (name := _language(text))}
         tasks = {task: vocabulary[f"<|{task}|>"] for task in TASKS if f"<|{task}|>" in vocabulary}
         start, end, silent = (vocabulary[name] for name in names)
@@ -57,9 +68,10 @@ class WhisperTokens:
             begin += [self.languages[language], self.tasks[task]]
         return begin if timed else [*begin, self.silent]
 
-    def rules(self, *, timed: bool) -> SpeechRules:
-        assert self.entry.speech is not None
-        own = self.entry.speech
+    def rules(self, *, timed: bool) -> "SpeechRules":
+        from ..acceptance.filters import SpeechRules
+
+        own = require_speech(self.entry)
         return SpeechRules(own.begin_unsaid, timed, self.end, self.silent, self.first_time, own.latest_first)
 
     def check(self, language: str | None, task: str) -> None:

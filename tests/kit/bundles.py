@@ -16,11 +16,11 @@ from filelock import FileLock
 from onnx import numpy_helper
 from transformers import AutoModelForCausalLM
 from trt_spec.engines import Bundle
-from trt_spec.engines.bundle import put_file
+from trt_spec.engines.bundle import NGRAMS, put_file
 from trt_spec.export.pipeline import export_bundle
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.drafters import DRAFTERS
-from trt_spec.runtime.drafters.ngram_table import FOLDER, SUFFIX, to_bytes
+from trt_spec.runtime.drafters.ngram_table import SUFFIX, to_bytes
 from trt_spec.tools.making.count_ngrams import count_ngrams
 
 from .traces import sharing_traces
@@ -79,7 +79,7 @@ def with_ngrams(pair: Pair, order: int = 3, tokens: int = 1000) -> Pair:
     with Decoder.open(pair.bundle) as decoder:
         outputs = decoder.generate([[2 + i % 6] for i in range(len(params))], params, draft_length=0)
         said = np.array([token for output in outputs for token in output.token_ids])
-        put_file(decoder.bundle, FOLDER, SUFFIX, to_bytes(*count_ngrams(said, decoder.vocab_size, order, most=10**6)))
+        put_file(decoder.bundle, NGRAMS, SUFFIX, to_bytes(*count_ngrams(said, decoder.vocab_size, order, most=10**6)))
     return pair
 
 
@@ -144,6 +144,7 @@ def without_fused(bundle: Path, out: Path) -> Path:
 
 def resave(bundle: Path) -> None:
     """Hash the files anew, as someone who forges a bundle would."""
-    with patch("trt_spec.engines.bundle.bundle.verify"):
+    opening = "trt_spec.engines.bundle.bundle"
+    with patch(f"{opening}.require_whole"), patch(f"{opening}.require_unchanged"):
         opened = Bundle.open(bundle)
     opened.save()

@@ -1,6 +1,7 @@
 """Tables of costs are made up, as if a bundle had been tuned."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from unittest.mock import patch
 
 from trt_spec.runtime.lengths.costs import Costs
@@ -46,6 +47,10 @@ def beyond(shape: int | str) -> int:
     return shape if isinstance(shape, int) else read_shape(shape).beyond
 
 
-def known_costs(costs: Costs | None = None):
+@contextmanager
+def known_costs(costs: Costs | None = None) -> Iterator[None]:
     """As if a bundle had been tuned."""
-    return patch("trt_spec.runtime.decoder.read_costs", lambda *_: costs or table(beside=BESIDE))
+    found = costs or table(beside=BESIDE)
+    readers = [f"trt_spec.{place}.read_costs" for place in ("runtime.decoder", "tools.flags.controller")]
+    with patch(readers[0], return_value=found), patch(readers[1], return_value=found):
+        yield

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,7 +87,7 @@ def test_flags_and_paths_are_read_and_refused_before_anything_heavy_is_loaded(tm
 
 REFUSED = """
 import json, sys
-for heavy in ("tokenizers", "rich", "httpx", "starlette"):
+for heavy in ("rich", "httpx", "starlette", *sys.argv[2:]):
     sys.modules[heavy] = None  # to import it fails
 from trt_spec.tools.cli import main
 from trt_spec.tools.commands.export_models import main as export
@@ -115,6 +116,8 @@ WRONG = {  # B is a bundle, C a checkpoint, F a file, D a folder without anythin
     "doctor --target D": "is not a bundle, and there is no --draft",
     "doctor --target D --draft D --text ./nope": "text nope cannot be read",
     "doctor --draft D": "name the --target as well",
+    "doctor --target C --draft D": "has no config.json, expected a checkpoint",
+    "doctor --target C --draft F": "is neither a directory here nor",
     "verify B --only checkpoint": "--only checkpoint needs --checkpoint DIR",
     "verify B --checkpoint D": "has no config.json, expected a checkpoint",
     "verify B --json D": "is a directory, expected a file name",
@@ -132,6 +135,7 @@ WRONG = {  # B is a bundle, C a checkpoint, F a file, D a folder without anythin
     "tune B --json nowhere/a": "output nowhere/a cannot be written",
     "generate --bundle B --prompt a --top-k -1": "top_k is -1, expected a whole number >= 0",
     "generate --bundle B --prompt a --num-beams 99": "num_beams is 99, expected a whole number from 1 to 32",
+    "generate --bundle B --prompt a --num-beams 4 --temperature 1": "num_beams is 4, but beam search goes without temp",
     "generate --bundle B --prompt a --logit-bias 1=nan": "logit_bias is",
     "generate --bundle B --prompt a --draft-length 17": "--draft-length is 17, expected auto",
     "generate --bundle B --prompt a --trace-html D": "is a directory, expected a file name",
@@ -139,6 +143,10 @@ WRONG = {  # B is a bundle, C a checkpoint, F a file, D a folder without anythin
     "generate --bundle B --prompt a --chat --chat-template nope": "chat template nope cannot be read",
     "chat --bundle B --max-new-tokens 0": "max_new_tokens is 0, expected a whole number >= 1",
     "chat --bundle B --drafter abacus": "--drafter is 'abacus'",
+    "chat --bundle B --drafter mixed --draft-length 4": "drafter mixed needs draft_length auto, not 4",
+    "chat --bundle B --draft-length 99x99x99": "draft_length is 99x99x99, expected 1 to 16 levels, at most 4 children",
+    "chat --bundle B --controller entropy --longest 17": "longest is 17, expected at most 16",
+    "chat --bundle B --device cuda:x": "engine onnxruntime runs on the device cpu or cuda, not on 'cuda:x'",
     "train draft --target D --out O --prompts F --rank 2": "--rank is for pass and says nothing to draft",
     "train mtp --target D --out O --prompts F --cut 2": "--cut is for draft and says nothing to mtp; leave it out",
     "train draft --target D --out O --prompts F --hidden 100": "--hidden is 100, expected a multiple of 64",
@@ -169,6 +177,8 @@ WRONG = {  # B is a bundle, C a checkpoint, F a file, D a folder without anythin
     "serve C --port 0 --generation-config": "has no generation_config.json that recommends a sampling",
     "serve C --port 0 --max-length 999": "more than the 256 positions of",
     "serve C --port 0 --max-length 3": "a maximum length of 3 is too short, expected at least 32",
+    "serve C --port 0 --draft D": "has no config.json, expected a checkpoint",
+    "serve C --port 0 --drafter model": "--drafter model runs what --draft names, which is missing",
     "serve C --port 0 --draft a//b": "a//b is neither a directory here nor",
     "serve --port 0 --max-length 9999": "more than the 2048 positions of",
     "serve --max-length 0": "'0', expected a whole number >= 1",
@@ -180,6 +190,8 @@ WRONG = {  # B is a bundle, C a checkpoint, F a file, D a folder without anythin
     "export --target a..b/c --out D": "a..b/c is neither a directory here nor",
     "export --target C --out D --draft ./nope": "./nope is neither a directory here nor",
     "export --target C --out D --draft a/.b": "a/.b is neither a directory here nor",
+    "export --target C --out D --draft D": "has no config.json, expected a checkpoint",
+    "export --target C --out D --draft F": "is neither a directory here nor",
     "export --target C --out F": "is a file, expected a new directory or a bundle to replace",
     "export --target C --out D --max-length 0": "'0', expected a whole number >= 1",
     "export --target C --out D --max-length -4": "'-4', expected a whole number >= 1",
@@ -193,14 +205,67 @@ WRONG = {  # B is a bundle, C a checkpoint, F a file, D a folder without anythin
 }
 
 
-def test_every_refusal_of_a_flag_or_a_path_comes_before_anything_heavy_is_loaded(llama, tmp_path):
-    places = {"B": str(llama.bundle), "C": str(llama.checkpoint), "F": __file__, "D": str(tmp_path)}
-    commands = [[places.get(word, word) for word in words.split()] for words in WRONG]
-    done = python(REFUSED, json.dumps(commands), cwd=tmp_path)
+WRONG_FOR_THE_BUNDLE = {  # A is one of which a file is missing, K one that can keep no costs
+    "tune K": "costs takes no files, and costs are kept there; give access, or copy the bundle",
+    "generate --bundle A --prompt a": "lacks target/model.onnx; export it again or copy it whole",
+    "verify A": "lacks target/model.onnx; export it again or copy it whole",
+    "serve A --port 0": "lacks target/model.onnx; export it again or copy it whole",
+    **{
+        f"generate --bundle B --prompt a --drafter {name}": f"the bundle has no {what}"
+        for name, what in {
+            "eagle3": "eagle3 head",
+            "model2": "draft2, which drafter model2 runs",
+            "lookup+medusa": "medusa head",
+            "common": "draft with tokens of its own, which drafter common runs",
+            "pard": "draft that reads masks",
+            "pass": "look-aheads of PaSS",
+        }.items()
+    },
+    "generate --bundle B --prompt a --draft-length auto": "draft_length auto needs to know what rounds cost here",
+    "generate --bundle B --prompt a --controller costs": "draft_length auto needs to know what rounds cost here",
+    "generate --bundle B --prompt a --drafter mixed": "draft_length auto needs to know what rounds cost here",
+    "generate --bundle B --prompt a --max-new-tokens 99999": "any prompt and max_new_tokens 99999 exceed the bundle's",
+    "generate --bundle B --prompt a --logit-bias 99999=1": "logit_bias token id 99999 is outside the vocabulary of",
+    "generate --bundle B --prompt a --stop-token-ids 99999": "stop_token_ids token id 99999 is outside the vocabulary",
+    "generate --bundle B --prompt a --source b": "has no encoder that could read a source; leave it out",
+    "generate --bundle B --prompt a --chat": "has no chat template; give one with --chat-template",
+    "chat --bundle B": "has no chat template; give one with --chat-template",
+    "chat --bundle B --chat-template F --drafter medusa": "the bundle has no medusa head",
+    "chat --bundle B --chat-template F --allowed-token-ids 99999": "allowed_token_ids token id 99999 is outside",
+    "bench --bundle B --drafter eagle3": "the bundle has no eagle3 head",
+    "bench --bundle B --drafter mixed": "draft_length auto needs to know what rounds cost here",
+    "bench --bundle B --draft-lengths auto": "draft_length auto needs to know what rounds cost here",
+    "bench --bundle B --max-new-tokens 999": "any prompt and max_new_tokens 999 exceed the bundle's limit of 256 by",
+    "tune B --max-new-tokens 999": "any prompt and max_new_tokens 999 exceed the bundle's limit of 256 by",
+    "transcribe F --bundle B": "the bundle does not hear as Whisper does (no sound)",
+    "serve B --port 0 --drafter eagle3": "the bundle has no eagle3 head",
+    "serve B --port 0 --draft-length auto": "draft_length auto needs to know what rounds cost here",
+}
+WRONG_ONCE_TOKENISED = {
+    "generate --bundle B --prompt EMPTY": "the prompt is empty; give at least one token",
+    "generate --bundle B --prompt-file F": "tokens and max_new_tokens 128 exceed the bundle's limit of 256 by",
+}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "barred"),
+    [({**WRONG, **WRONG_FOR_THE_BUNDLE}, ["tokenizers"]), (WRONG_ONCE_TOKENISED, [])],
+    ids=["by flags, paths and the manifest", "by the tokenizer"],
+)
+def test_every_refusal_comes_before_anything_heavy_is_loaded(llama, tmp_path, wrong, barred):
+    folder, cut, closed = tmp_path / "folder", tmp_path / "cut", tmp_path / "closed"
+    folder.mkdir()
+    for bundle in (cut, closed):
+        shutil.copytree(llama.bundle, bundle)
+    (cut / "target" / "model.onnx").unlink()
+    (closed / "costs").touch()
+    places = {"A": cut, "K": closed, "B": llama.bundle, "C": llama.checkpoint, "F": __file__, "D": folder, "EMPTY": ""}
+    commands = [[str(places.get(word, word)) for word in words.split()] for words in wrong]
+    done = python(REFUSED, json.dumps(commands), *barred, cwd=folder)
     lines = done.stderr.splitlines()
     assert done.returncode == 0, lines[-1]
-    assert [words for words, line in zip(WRONG, lines, strict=True) if WRONG[words] not in line] == []
-    assert list(tmp_path.iterdir()) == []
+    assert [(words, line) for words, line in zip(wrong, lines, strict=True) if wrong[words] not in line] == []
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize(

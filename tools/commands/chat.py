@@ -11,14 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...engines import RequestError
+from ...engines import Bundle, RequestError
 from ...runtime import Output
+from ...runtime.requests.bounds import refuse_foreign_tokens, refuse_source
 from ..console import say
 from ..flags.adapters import add_adapter_flag, loaded_adapter, refuse_adapters
-from ..flags.controller import add_controller_flags, draft_length, refuse_drafting
+from ..flags.controller import add_controller_flags, draft_length, refuse_drafting, refuse_lacking
 from ..flags.engine import add_engine_flags, engine_name, open_decoder
-from ..flags.sampling import add_sampling_flags, sampling_params
-from ..flags.templates import add_template_flags, beginning, given_template, template_of
+from ..flags.sampling import add_sampling_flags, given_fields, sampling_params
+from ..flags.templates import add_template_flags, beginning, template_of, template_source
 from ..in_words import lossy, summary
 from ..ink import Ink
 
@@ -40,7 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     refuse_drafting(arguments)
     engine_name(arguments)
-    given_template(arguments)
+    bundle, fields = Bundle.read(arguments.bundle), given_fields(arguments)
+    template_source(arguments, bundle)
+    refuse_lacking(bundle, arguments, draft_length(arguments), batch=1)
+    refuse_source(bundle, given=False)
+    refuse_foreign_tokens(bundle, fields)
     params = sampling_params(arguments)
     refuse_adapters(filter(None, [arguments.adapter]), arguments.bundle)
     with open_decoder(arguments, max_batch=1, prefix_bytes=KEPT_BYTES) as decoder:

@@ -79,11 +79,9 @@ def _refuse_absent(target: str, draft: str | None) -> None:
     elif draft is None:
         raise PairError(f"{target} is not a bundle, and there is no --draft; name the checkpoint of a draft")
     else:
-        from ...export.checkpoints.finding import require_found
+        from ...export.checkpoints.finding import require_pair_found
 
-        require_found(target)
-        if not Path(draft).exists():  # a head may have other files
-            require_found(draft)
+        require_pair_found(target, [draft], None)
 
 
 def examine() -> dict[str, Any]:

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...engines import RequestError
+from ...engines import Bundle, RequestError
 from ...runtime import BeamText, Output
+from ...runtime.requests.bounds import refuse_foreign_tokens, refuse_long, refuse_source
 from ..flags.adapters import add_adapter_flag, loaded_adapter, refuse_adapters
-from ..flags.controller import add_controller_flags, draft_length, refuse_drafting
+from ..flags.controller import add_controller_flags, draft_length, refuse_drafting, refuse_lacking
 from ..flags.engine import add_engine_flags, engine_name, open_decoder
-from ..flags.prompt import add_prompt_flags, add_source_flags, chosen_prompt, chosen_source
-from ..flags.sampling import add_sampling_flags, sampling_params
-from ..flags.templates import add_template_flags, beginning, given_template, template_of
+from ..flags.prompt import add_prompt_flags, add_source_flags, chosen_prompt, chosen_source, refuse_prompt
+from ..flags.sampling import add_sampling_flags, given_fields, sampling_params
+from ..flags.templates import add_template_flags, beginning, template_of, template_source
 from ..in_words import lossy, summary
 from ..output_json import output_json
 from ..pages.trace_page import trace_page
@@ -53,11 +54,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise RequestError("--system and --chat-template say how messages are written, but --chat is missing; add it")
     refuse_drafting(arguments)
     engine_name(arguments)
-    given_template(arguments)
     refuse_unfit(arguments.trace_html)
     refuse_adapters(filter(None, [arguments.adapter]), arguments.bundle)
     source = chosen_source(arguments)
     prompt = chosen_prompt(arguments, needed=source is None)
+    _refuse_in_bundle(arguments, prompt, source)
     params = sampling_params(arguments)
     with outputs(arguments, "trace_html") as out, open_decoder(arguments, max_batch=1) as decoder:
         request = decoder.submit(
@@ -81,6 +82,19 @@ def run(arguments: argparse.Namespace) -> int:
     if params.lenient:
         print(lossy(params.lenience), file=sys.stderr)
     return 0
+
+
+def _refuse_in_bundle(arguments: argparse.Namespace, prompt: str, source: str | None) -> None:
+    """Refuse what the bundle's manifest rules out, before the bundle is opened."""
+    bundle, fields = Bundle.read(arguments.bundle), given_fields(arguments)
+    if arguments.chat:
+        template_source(arguments, bundle)
+    refuse_lacking(bundle, arguments, draft_length(arguments), batch=1)
+    refuse_source(bundle, source is not None)
+    refuse_long(bundle, fields.max_new_tokens)
+    refuse_foreign_tokens(bundle, fields)
+    if source is None and not arguments.chat:
+        refuse_prompt(bundle, prompt, fields)
 
 
 def _as_asked(prompt: str, arguments: argparse.Namespace, decoder: "Decoder") -> str | list[int]:

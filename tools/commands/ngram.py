@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...engines import Bundle, RequestError
-from ...engines.bundle import put_file
+from ...engines.bundle import NGRAMS, put_file
 from ..console import in_bytes
 from ..flags.sampling import add_number
 from ..making.count_ngrams import count_ngrams
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     bundle = Bundle.open(arguments.bundle)
     from tokenizers import Tokenizer
 
-    from ...runtime.drafters.ngram_table import FOLDER, SUFFIX, to_bytes
+    from ...runtime.drafters.ngram_table import SUFFIX, to_bytes
 
     tokens = _encode(text, Tokenizer.from_file(str(bundle.tokenizer_file)))
     if len(tokens) < max(2, arguments.order):
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     arrays, longest = count_ngrams(tokens, bundle.tokenizer.vocab_size, arguments.order, arguments.most)
     content = to_bytes(arrays, longest)
-    put_file(bundle, FOLDER, SUFFIX, content)
+    put_file(bundle, NGRAMS, SUFFIX, content)
     found = {
         "bundle": str(arguments.bundle),
         "tokens": len(tokens),

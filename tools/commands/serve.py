@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 from ...engines import Bundle, EngineError, RequestError
 from ...runtime.acceptance.parameter_fields import RULES, ParameterFields
 from ...runtime.acceptance.ranges import refuse_out_of_range
+from ...runtime.state.asked import BESIDE
+from ...runtime.state.needs import comes_by_export
 from ..console import say
 from ..extras import install_command
 from ..flags.adapters import named_adapter, refuse_adapters
-from ..flags.controller import add_controller_flags, draft_length, refuse_drafting
+from ..flags.controller import add_controller_flags, draft_length, refuse_drafting, refuse_lacking
 from ..flags.engine import add_engine_flags, engine_name, open_decoder
 from ..flags.groups import LIMITS, SAMPLING, SPECULATION, group
 from ..flags.limits import add_limit_flags, seconds
@@ -246,6 +248,11 @@ def _refuse_model(arguments: argparse.Namespace) -> None:
     if arguments.model is not None and arguments.bundle is not None:
         raise RequestError(f"{arguments.model} and --bundle {arguments.bundle} both name the model; leave one out")
     if not _is_bundle(arguments):
+        for drafter in (arguments.drafter or "").split(BESIDE):
+            if comes_by_export(drafter) and not arguments.draft:
+                raise RequestError(
+                    f"--drafter {drafter} runs what --draft names, which is missing; give it, or use --drafter lookup"
+                )
         refuse_unfound(*_checkpoints(arguments), arguments.max_length, arguments.weights)
         _refuse_recommended(arguments)
         return
@@ -258,10 +265,12 @@ def _refuse_model(arguments: argparse.Namespace) -> None:
             refuse_unfound(str(TARGET), [], arguments.max_length, arguments.weights)
         return
     bundle = Bundle.read(Path(model))
+    bundle.require_files()
     if arguments.max_length is not None:
         bundle.limited(arguments.max_length)
     if arguments.generation_config:
         _recommended(bundle)
+    refuse_lacking(bundle, arguments, draft_length(arguments), arguments.max_batch)
 
 
 def _refuse_recommended(arguments: argparse.Namespace) -> None:

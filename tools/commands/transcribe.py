@@ -5,12 +5,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from ...engines import RequestError
+from ...engines import Bundle, RequestError
 from ...runtime.transcribing.fallback import NONE, USUAL, Fallback, usual_above
+from ...runtime.transcribing.tokens import TASKS, WhisperTokens, require_speech
 from ...runtime.transcribing.transcript import Segment
-from ..flags.controller import add_controller_flags, draft_length, refuse_drafting
+from ..flags.controller import add_controller_flags, draft_length, refuse_drafting, refuse_lacking
 from ..flags.engine import add_engine_flags, engine_name, open_decoder
-from ..flags.sampling import add_sampling_flags, flag, refuse_sampling, sampling_params
+from ..flags.sampling import add_sampling_flags, flag, given_fields, sampling_params
 from ..in_words import summary
 from ..transcripts import FORMATS, clock
 from ..whole_file import whole_file
@@ -63,10 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
     stems = [file.stem for file in arguments.files]
     if arguments.out is not None and (twice := [stem for stem in stems if stems.count(stem) > 1]):
         raise RequestError(f"two files would become {twice[0]}.{arguments.format}; name one of them otherwise")
-    refuse_sampling(arguments)
+    given_fields(arguments)
     refuse_drafting(arguments)
     engine_name(arguments)
-    from ...runtime.transcribing.tokens import TASKS
+    _refuse_in_bundle(arguments)
     from ...runtime.transcribing.transcriber import Transcriber
     from ..sound_files import read_sound
 
@@ -95,6 +96,17 @@ def run(arguments: argparse.Namespace) -> int:
                     out.write(written)
             print(f"{file}: {transcript.seconds:.1f} s; {summary(transcript.speculation)}", file=sys.stderr)
     return 0
+
+
+def _refuse_in_bundle(arguments: argparse.Namespace) -> None:
+    """Refuse what the bundle rules out, before it is opened."""
+    bundle = Bundle.read(arguments.bundle)
+    require_speech(bundle.tokenizer)
+    refuse_lacking(bundle, arguments, draft_length(arguments), batch=1)
+    from ...runtime.requests.prompts import read_tokenizer
+
+    tokens = WhisperTokens.read(bundle.tokenizer, read_tokenizer(bundle))
+    tokens.check(arguments.language, TASKS[arguments.translate])
 
 
 def _fallback(arguments: argparse.Namespace) -> Fallback:

@@ -11,8 +11,8 @@ from ...engines import Bundle
 from ...runtime import Decoder, SamplingParams
 from ...runtime.drafters import DRAFTERS
 from ...runtime.lengths.costs import Costs, machine_name, model_identities
+from ...runtime.requests.prompts import Prompt
 from ...runtime.scheduling.engine_choice import AUTO_ENGINE, save_choice
-from ...runtime.scheduling.intake import Prompt
 from ...runtime.state.most import MOST_CHILDREN
 from ...runtime.state.shapes import Shape, comb, tree
 from ..console import progress, say, table

@@ -13,17 +13,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...engines import Bundle, RequestError
-from ...runtime.state.asked import DEFAULT_DRAFT_LENGTH, DRAFTER_NAMES, MIXED, NONE
+from ...runtime.requests.bounds import refuse_long
+from ...runtime.state.asked import AUTO, DEFAULT_DRAFT_LENGTH, DRAFTER_NAMES, MIXED, NONE
 from ...runtime.state.usual import usual_drafter
 from ..drawable import require_drawable, require_matplotlib
 from ..whole_file import refuse_unfit
 from .compared import CHECKPOINT_FLAGS, OPENVINO_FLAGS, PEERS, compared_folders
-from .controller import SOURCES_HELP, refuse_drafter
+from .controller import SOURCES_HELP, refuse_drafter, refuse_lacking
 from .draft_lengths import draft_lengths
 from .engine import add_engine_flags, engine_name
 from .pace import add_pace_flags, settle_pace, times
 from .prompt import add_prompts_flag, refuse_prompts
-from .sampling import add_number, add_sampling_flags, batch_size, refuse_sampling
+from .sampling import add_number, add_sampling_flags, batch_size, given_fields
 
 SAME, OWN = "bundle", "own"  # numbers in which OpenVINO GenAI computes
 BENCH_SAMPLING = (
@@ -66,14 +67,16 @@ def refuse(arguments: argparse.Namespace) -> None:
         require_drawable(arguments.plot)
     if arguments.report:
         require_matplotlib()
-    refuse_sampling(arguments)
+    fields = given_fields(arguments)
     engine_name(arguments)
     if arguments.drafter == NONE:
         raise RequestError("--drafter none proposes nothing, which is measured as K = 0 in any case; name another")
     refuse_drafter(arguments.drafter)
     refuse_prompts(arguments.prompts)
+    bundle = Bundle.read(arguments.bundle)
+    refuse_lacking(bundle, arguments, AUTO if AUTO in (arguments.draft_lengths or ()) else None, arguments.batch)
+    refuse_long(bundle, fields.max_new_tokens)
     if arguments.compare:
-        bundle = Bundle.read(arguments.bundle)
         if bundle.encoders:
             raise RequestError(
                 f"--compare {arguments.compare} runs models without an encoder; in a clone, research.hearing compares "

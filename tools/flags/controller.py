@@ -3,7 +3,9 @@
 import argparse
 from typing import Any
 
-from ...engines import MAX_DRAFT_LENGTH, RequestError
+from ...engines import MAX_DRAFT_LENGTH, Bundle, RequestError
+from ...runtime.lengths.costs import read_costs, require_costs
+from ...runtime.scheduling.engine_choice import resolve
 from ...runtime.state.asked import (
     AUTO,
     BESIDE,
@@ -13,9 +15,13 @@ from ...runtime.state.asked import (
     NONE,
     DraftLength,
     EntropyRule,
+    refuse_length_of_mixed,
 )
 from ...runtime.state.asked import ENTROPY_HELP as HELP
-from ...runtime.state.shapes import read_shape
+from ...runtime.state.most import MOST_BRANCHES
+from ...runtime.state.needs import lack
+from ...runtime.state.shapes import read_shape, refuse_large
+from .engine import engine_name
 from .groups import ADVANCED, SPECULATION, group
 from .sampling import FORMS, flag
 
@@ -60,8 +66,19 @@ def add_controller_flags(parser: argparse.ArgumentParser) -> None:
 
 def refuse_drafting(arguments: argparse.Namespace) -> None:
     """Refuse draft lengths and drafters that no bundle has."""
-    draft_length(arguments)
+    length = draft_length(arguments)
     refuse_drafter(arguments.drafter)
+    if searches(arguments):
+        return
+    if arguments.drafter == MIXED and length not in (None, AUTO):
+        refuse_length_of_mixed(length)
+    if isinstance(length, str) and (shape := read_shape(length)):
+        refuse_large(shape, MAX_DRAFT_LENGTH, MAX_DRAFT_LENGTH + MOST_BRANCHES)
+
+
+def searches(arguments: argparse.Namespace) -> bool:
+    """Whether beams are asked for, which have drafts of their own kind."""
+    return getattr(arguments, "num_beams", 1) > 1
 
 
 def refuse_drafter(drafter: str | None) -> None:
@@ -69,6 +86,17 @@ def refuse_drafter(drafter: str | None) -> None:
         return
     listed = ", ".join((*DRAFTER_NAMES, NONE, MIXED))
     raise RequestError(f"--drafter is {drafter[:40]!r}, expected one of {listed}; or several, as model+suffix")
+
+
+def refuse_lacking(bundle: Bundle, arguments: argparse.Namespace, length: DraftLength | None, batch: int) -> None:
+    """Refuse a drafter that the bundle lacks, and auto where nobody has measured what rounds cost."""
+    drafter = arguments.drafter
+    for name in (drafter or "").split(BESIDE):
+        if reason := lack(name, bundle):
+            raise RequestError(reason, "drafter")
+    if not searches(arguments) and (length == AUTO or (length is None and drafter == MIXED)):
+        engine = resolve(bundle, engine_name(arguments), arguments.device, batch)
+        require_costs(read_costs(bundle, engine, arguments.device), drafter)
 
 
 def draft_length(arguments: argparse.Namespace) -> DraftLength | None:

@@ -34,7 +34,8 @@ def engine_name(arguments: argparse.Namespace) -> str:
     if arguments.engine == AUTO_ENGINE and arguments.draft_engine:
         raise RequestError(f"--engine {AUTO_ENGINE} chooses the draft's engine as well; leave --draft-engine out")
     for kind in (ENGINES[name] for name in (arguments.engine, arguments.draft_engine) if name in ENGINES):
-        if arguments.device.partition(":")[0] not in kind.devices:
+        device, colon, number = arguments.device.partition(":")
+        if device not in kind.devices or (colon and not number.isdecimal()):
             raise RequestError(
                 f"engine {kind.name} runs on the device {' or '.join(kind.devices)}, not on {arguments.device!r}; "
                 "name that"

@@ -3,10 +3,10 @@
 import argparse
 from pathlib import Path
 
-from ...engines.bundle.manifest import read_manifest
+from ...engines import Bundle
 
 
 def refuse_absent(arguments: argparse.Namespace) -> None:
-    """Refuse a bundle without a sound manifest."""
+    """Refuse a bundle without a sound manifest, or without the files that it lists."""
     if isinstance(bundle := getattr(arguments, "bundle", None), Path):
-        read_manifest(bundle)
+        Bundle.read(bundle).require_files()

@@ -4,7 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from ...engines import RequestError
+from ...engines import Bundle, RequestError
+from ...runtime.acceptance.parameter_fields import ParameterFields
+from ...runtime.requests.bounds import refuse_long
 from ..prompts.shipped import KINDS
 from ..text_files import decoded, read_prompts, read_text
 
@@ -39,6 +41,16 @@ def chosen_prompt(arguments: argparse.Namespace, needed: bool = True) -> str:
     if prompt is not None:
         return decoded(prompt.encode("utf-8", "surrogateescape"), "--prompt")
     return read_text(file) if file else decoded(sys.stdin.buffer.read(), "standard input")
+
+
+def refuse_prompt(bundle: Bundle, prompt: str, params: ParameterFields) -> None:
+    """Refuse a text without tokens, or with too many; it is tokenised only where its length makes that possible."""
+    if prompt and len(prompt.encode()) + params.max_new_tokens <= bundle.max_length:
+        return
+    from ...runtime.requests.prompts import encode, read_tokenizer
+
+    ids = encode(prompt, read_tokenizer(bundle), bundle.tokenizer.vocab_size)
+    refuse_long(bundle, params.max_new_tokens, len(ids))
 
 
 def refuse_prompts(source: str) -> None:

@@ -57,15 +57,17 @@ PLACES = {  # of flags whose heading is not sampling
 
 def sampling_params(arguments: argparse.Namespace, **fixed: Any) -> "SamplingParams":
     """SamplingParams from the flags that were given and from what the command itself fixes."""
-    refuse_sampling(arguments, **fixed)  # before torch is loaded
+    given_fields(arguments, **fixed)  # before torch is loaded
     from ...runtime import SamplingParams
 
     return SamplingParams(**_given(arguments) | fixed)
 
 
-def refuse_sampling(arguments: argparse.Namespace, **fixed: Any) -> None:
-    """Refuse what `sampling_params` would refuse in any bundle."""
-    refuse_out_of_range(ParameterFields(**_given(arguments) | fixed))
+def given_fields(arguments: argparse.Namespace, **fixed: Any) -> ParameterFields:
+    """Return them without torch, and refuse what no bundle could make sense of."""
+    fields = ParameterFields(**_given(arguments) | fixed)
+    refuse_out_of_range(fields)
+    return fields
 
 
 def _given(arguments: argparse.Namespace) -> dict[str, Any]:

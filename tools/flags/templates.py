@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...engines import EngineError, RequestError
+from ...engines import Bundle, EngineError, RequestError
 from ..extras import install_command
 from ..text_files import read_text
 
@@ -32,10 +32,16 @@ def template_of(arguments: argparse.Namespace, decoder: "Decoder") -> "ChatTempl
         from ..serving.templates import ChatTemplate
     except ModuleNotFoundError as error:
         raise EngineError(f"chat needs {error.name}, which is not installed; {install_command('serve')}") from error
-    source = given_template(arguments) or decoder.bundle.tokenizer.chat_template
-    if source is None:
-        raise RequestError(f"bundle {arguments.bundle} has no chat template; give one with --chat-template FILE")
+    source = template_source(arguments, decoder.bundle)
     return ChatTemplate(source, decoder.tokenizer, decoder.bundle.tokenizer)
+
+
+def template_source(arguments: argparse.Namespace, bundle: Bundle) -> str:
+    """Return the text of the template that was named, or else of the bundle's own."""
+    source = given_template(arguments) or bundle.tokenizer.chat_template
+    if source is None:
+        raise RequestError(f"bundle {bundle.path} has no chat template; give one with --chat-template FILE")
+    return source
 
 
 def beginning(arguments: argparse.Namespace) -> Messages:

@@ -9,12 +9,15 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...engines import Bundle
+from ...runtime.lengths.costs import refuse_unwritable
+from ...runtime.requests.bounds import refuse_long
 from ..whole_file import refuse_unfit
 from .draft_lengths import fixed_draft_lengths
 from .engine import add_engine_flags, engine_name
 from .pace import add_pace_flags, settle_pace, times
 from .prompt import add_prompts_flag, refuse_prompts
-from .sampling import LARGEST_BATCH, add_sampling_flags, batch_size, refuse_sampling
+from .sampling import LARGEST_BATCH, add_sampling_flags, batch_size, given_fields
 
 DRAFT_LENGTHS = (0, 1, 2, 4, 8, 16)
 QUICK_LENGTHS, QUICK_BATCHES, QUICK_TOKENS = (0, 2, 4), (1, 2), 16
@@ -46,9 +49,12 @@ def settle(arguments: argparse.Namespace) -> None:
 def refuse(arguments: argparse.Namespace) -> None:
     """Settle what was left open, and refuse what is wrong, before anything heavy is loaded."""
     settle(arguments)
-    refuse_sampling(arguments)
+    fields = given_fields(arguments)
     engine_name(arguments)
     refuse_prompts(arguments.prompts)
+    bundle = Bundle.read(arguments.bundle)
+    refuse_long(bundle, fields.max_new_tokens)
+    refuse_unwritable(bundle)
     refuse_unfit(arguments.json)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...runtime import Decoder, SamplingParams
 from ...runtime.drafters import usual_drafter
-from ...runtime.scheduling.intake import Prompt
+from ...runtime.requests.prompts import Prompt
 from ...runtime.state.asked import AUTO, DEFAULT_DRAFT_LENGTH, MIXED, DraftLength
 from ...runtime.state.shapes import Shape
 from ..console import progress, say

@@ -7,7 +7,7 @@ from torch._C._autograd import DeviceType
 from torch.profiler import profile, supported_activities
 
 from ...runtime import Decoder, SamplingParams
-from ...runtime.scheduling.intake import Prompt
+from ...runtime.requests.prompts import Prompt
 from ..timing.time_rounds import Setting, total
 
 

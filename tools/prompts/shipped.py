@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..text_files import read_prompts
 
 if TYPE_CHECKING:
-    from ...runtime.scheduling.intake import Prompt
+    from ...runtime.requests.prompts import Prompt
 
 FOLDER = Path(__file__).parent
 WRITTEN = ("code", "prose", "repetition", "chat")  # a file each

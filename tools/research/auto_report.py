@@ -24,7 +24,7 @@ from ...engines import RequestError
 from ...runtime import Decoder, SamplingParams
 from ...runtime.acceptance.parameter_fields import RULES
 from ...runtime.drafters import DRAFTERS
-from ...runtime.scheduling.intake import Prompt
+from ...runtime.requests.prompts import Prompt
 from ...runtime.state.asked import AUTO, MIXED, DraftLength
 from ..console import progress, table
 from ..flags.draft_lengths import fixed_lengths

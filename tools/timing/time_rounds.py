@@ -14,8 +14,8 @@ import numpy as np
 
 from ...engines import RequestError
 from ...runtime import Decoder, Request, SamplingParams, Speculation
+from ...runtime.requests.prompts import Prompt
 from ...runtime.requests.request import State
-from ...runtime.scheduling.intake import Prompt
 from ...runtime.state.asked import AUTO, BESIDE, DraftLength
 from ...runtime.state.shapes import Shape
 from .bare_steps import BareSteps

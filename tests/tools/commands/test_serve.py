@@ -429,11 +429,13 @@ def test_what_is_wrong_with_flags_and_files_is_told_before_anything_heavy_is_loa
     assert_refused(run("serve", "--bundle", llama.bundle, *arguments), message)
 
 
-def test_a_missing_library_is_named_with_the_extra_that_has_it(run, llama: Pair, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_library_is_named_with_the_extra_that_has_it(
+    run, llama: Pair, template: Path, monkeypatch: pytest.MonkeyPatch
+):
     for name in [name for name in sys.modules if name.startswith("trt_spec.tools.serving")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    result = run("chat", "--bundle", llama.bundle)
+    result = run("chat", "--bundle", llama.bundle, "--chat-template", template)
     assert_refused(result, "chat needs jinja2, which is not installed; pip install 'trt-spec[serve]'")
 
 

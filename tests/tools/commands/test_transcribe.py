@@ -98,6 +98,11 @@ def test_what_cannot_be_is_refused(transcribe, arguments, reason):
     assert_refused(transcribe(*arguments), reason)
 
 
+def test_what_the_tokenizer_does_not_know_is_refused_before_the_bundle_is_opened(transcribe, monkeypatch):
+    monkeypatch.setattr(Decoder, "open", None)
+    assert_refused(transcribe("--language", "xx"), "language is 'xx', this model knows de, en")
+
+
 def test_several_files_that_cannot_be_told_apart_are_refused(run, listener, tmp_path):
     bundle, file = ("--bundle", listener / "bundle"), listener / "a.wav"
     assert_refused(run("transcribe", file, file, *bundle, "--out", tmp_path), "two files would become a.txt")
