@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -53,14 +54,15 @@ class OnnxRuntimeEngine(Engine):
                 f"{graph} keeps keys and values in {FP8}, which ONNX Runtime has no CPU kernels to write; use engine "
                 "torch, or export with --cache int8"
             )
-        self._open = partial(open_session, threads=threads, exact_weights=exact_weights, device=device)
+        self._open = partial(open_session, exact_weights=exact_weights, device=device)
+        self._threads = threads
         fused = graph.with_name(FUSED)
         self._session: Any = None
         if not self._on_gpu and graph.name == GRAPH and fused.exists():
             with suppress(UnknownOperators):  # an older library runs the graph of all engines
-                self._session = self._open(fused)
+                self._session = self._open(fused, threads)
                 graph = fused
-        self._session = self._session or self._open(graph)
+        self._session = self._session or self._open(graph, threads)
         self._adapted: Any = None  # opened for the first step whose rows have adapters
         self.graph = graph  # that it runs
         contract.without_adapters.check(str(graph), *_interface(self._session))
@@ -100,7 +102,8 @@ class OnnxRuntimeEngine(Engine):
         """Return the session of the graph that has room for adapters."""
         if self._adapted is None:
             graph = self.graph.with_name(ADAPTED + self.graph.name)
-            self._adapted = self._open(graph)
+            # Its workers would spin while the other session runs.
+            self._adapted = self._open(graph, replace(self._threads, stay_awake=False))
             self.contract.check(str(graph), *_interface(self._adapted))
         return self._adapted
 
