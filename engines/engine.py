@@ -69,6 +69,9 @@ class Engine:
         """Say whether a CUDA graph of torch's current stream may record the steps that have run."""
         return False
 
+    def open_adapters(self) -> None:
+        """Open the graph that has room for adapters, before a step has some."""
+
     def settle(self) -> None:
         """Prepare at once for steps like those so far, if it would otherwise do so little by little."""
 

@@ -92,6 +92,7 @@ class Decoder:
         self._models = models
         self._own_threads = any(one.own_threads for one in engines)
         self._step_lock = threading.RLock()
+        self._loading = threading.Lock()  # one adapter at a time
         self._closed = False
 
     @classmethod
@@ -138,6 +139,8 @@ class Decoder:
             if not self._closed:
                 self._closed = True
                 self._scheduler.close()
+                if self._models.adapters is not None:
+                    self._models.adapters.close()
                 self._intake.grammars.close()
 
     def __enter__(self) -> Self:
@@ -257,6 +260,8 @@ class Decoder:
                 "cache than cache_bytes allows; shorten either, or raise it"
             )
         self._require_open()
+        if request.adapter is not None:
+            self._adapters.join(request, request.adapter)
         seating.submit(request)
         return request
 
@@ -266,10 +271,15 @@ class Decoder:
         It is computed beside the target's weights, and rows of one batch may have different ones.
         """
         pool = self._adapters
-        pool.require_new(name)
-        read = read_adapter(Path(folder), pool.room)  # while rounds go on
-        with self.between_rounds():
-            pool.load(name, Path(folder), read)
+        with self._loading:
+            self._require_open()
+            pool.require_new(name)
+            read = read_adapter(Path(folder), pool.room, pool.dtype)  # while rounds go on
+            with self._memory_shortage, self._on_stream:
+                self.target.engine.open_adapters()
+            with self.between_rounds(), self._memory_shortage:
+                self._require_open()
+                pool.load(name, Path(folder), read)
 
     def unload_adapter(self, name: str) -> None:
         """Refuse this adapter from now on. Requests that have it keep it, and its memory is free once they end."""
@@ -280,7 +290,7 @@ class Decoder:
     def adapters(self) -> Mapping[str, Path]:
         """The adapters that are loaded: the folder of each by its name."""
         pool = self._models.adapters
-        return {} if pool is None else {name: one.folder for name, one in pool.loaded.items()}
+        return {} if pool is None else {name: one.folder for name, one in dict(pool.loaded).items()}
 
     @property
     def _adapters(self) -> AdapterPool:

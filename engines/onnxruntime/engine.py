@@ -107,6 +107,9 @@ class OnnxRuntimeEngine(Engine):
             self.contract.check(str(graph), *_interface(self._adapted))
         return self._adapted
 
+    def open_adapters(self) -> None:
+        self._with_adapters()
+
     def close(self) -> None:
         self._session = self._adapted = None
 

@@ -93,8 +93,8 @@ class TorchEngine(Engine):
             self.fused |= fired
             self._nodes_of_few = rewriting.in_order()
         self.reads_live = self._with_kernels and reads_live(self._nodes, contract)
-        self._constants = place(rewriting.constants, [*self._nodes, *self._nodes_of_few], device)
-        self._constants |= {name: one for name, one in (known or {}).items() if name in self._constants}
+        constants = rewriting.constants | dict(known or {})
+        self._constants = place(constants, [*self._nodes, *self._nodes_of_few], device)
         self._module = lru_cache(KEPT_SHAPES)(self._convert)
         self._compiled_step = lru_cache(KEPT_SHAPES)(self._compile)
         self._kept_code = KeptCode(graph) if compiled else None
@@ -151,6 +151,9 @@ class TorchEngine(Engine):
         """Open the graph with room for adapters, over the same constants."""
         beside = graph.with_name(ADAPTED + graph.name)
         return TorchEngine(beside, self.contract, self.device, compiled, known=self._constants)
+
+    def open_adapters(self) -> None:
+        self._with_adapters()
 
     def close(self) -> None:
         if self._with_adapters.cache_info().currsize:

@@ -1,5 +1,6 @@
 """Compare a graph that has room for adapters with the checkpoint, whose rows have none or one of two random ones."""
 
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,6 +79,26 @@ def adapted(modules: Mapping[nn.Module, tuple[Tensor, ...]]) -> Iterator[None]:
             hook.remove()
 
 
+@contextmanager
+def _under_another_name(graph: Path, contract: Contract) -> Iterator[Path]:
+    """Give a copy of a graph, with that for adapters beside it, so that an engine opens no other in its place."""
+    copy = graph.with_name(f"copy.{graph.name}")
+    beside, made = (one.with_name(ADAPTED + one.name) for one in (graph, copy))
+    try:
+        shutil.copy(graph, copy)
+        if beside.exists():
+            shutil.copy(beside, made)
+        else:  # of a float32 copy
+            assert contract.adapters is not None
+            model = ir.load(graph)
+            adapt(model, contract.adapters)
+            ir.save(model, made)
+        yield copy
+    finally:
+        copy.unlink(missing_ok=True)
+        made.unlink(missing_ok=True)
+
+
 def check_adapters(
     graph: Path, contract: Contract, reference: AdapterReference, scale: float, source: Mapping[str, Tensor]
 ) -> dict[str, Any]:
@@ -86,21 +107,12 @@ def check_adapters(
     It has them unless the library joins other operators where something is added, and then all but the last.
     """
     assert contract.adapters is not None
-    with in_float32(graph, contract) as (graph, contract):
-        beside = graph.with_name(ADAPTED + graph.name)
-        made = not beside.exists()  # of a copy
-        if made:
-            assert contract.adapters is not None
-            model = ir.load(graph)
-            adapt(model, contract.adapters)
-            ir.save(model, beside)
-        engine = open_engine("onnxruntime", graph, contract, exact_weights=True)
+    with in_float32(graph, contract) as (narrow, contract), _under_another_name(narrow, contract) as copy:
+        engine = open_engine("onnxruntime", copy, contract, exact_weights=True)
         try:
             plain, found = _run(engine, reference, False, source), _run(engine, reference, True, source)
         finally:
             engine.close()
-            if made:
-                beside.unlink()
     off = float((plain[0] - found[0]).abs().max())
     if not off <= LAST_BITS * scale:
         raise ExportError(

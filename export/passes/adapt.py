@@ -9,12 +9,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import onnx_ir as ir
+import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from ...engines import ADAPTER, OWNERS, Adapters, ExportError, Product
 from .merge_projections import MERGED
-from .nodes import Nodes
+from .nodes import Nodes, constant
 
 MATRIX = re.compile(r"(.+)\.weight(\.T)?(\.wide)?(\.rounded)?(\.float32)?")  # its module, and what rewrites have added
 
@@ -43,6 +44,8 @@ def adapt(model: ir.Model, adapters: Adapters) -> int:
     """Add the adapters to a graph; returns beside how many products."""
     graph, products = model.graph, {one.name: one for one in adapters.products}
     places = [node for node in graph if any(name in products for name in _modules(node))]
+    if missing := products.keys() - {name for node in places for name in _modules(node)}:
+        raise ExportError(f"the graph has no product {min(missing)} to adapt; please report it")
     dtype = next(value.dtype for node in places for value in node.inputs[:1] if value is not None)
     assert dtype is not None
     given = {
@@ -56,7 +59,8 @@ def adapt(model: ir.Model, adapters: Adapters) -> int:
     graph.inputs.extend(given.values())
     op = Nodes(graph)
     first = op("Unsqueeze", given[ADAPTER], op.stored([1]))
-    own = op("Cast", op("Equal", first, op("Unsqueeze", given[OWNERS], op.stored([0]))), to=int(dtype))
+    own = op("Equal", first, op("Unsqueeze", given[OWNERS], op.stored([0])))
+    nothing = constant(graph, "adapters.nothing", torch.zeros(()), dtype)  # others' columns may be infinite
     of_rows = op("Unsqueeze", own, op.stored([1]))  # [B, 1, columns]
     tokens = op("Concat", op("Shape", graph.inputs[0]), op.stored([1]), axis=0)
     size = op("Concat", op.stored([-1]), op("Shape", given[OWNERS]), axis=0)
@@ -75,7 +79,7 @@ def adapt(model: ir.Model, adapters: Adapters) -> int:
         parts = []
         for name in _modules(node):
             narrow = op("MatMul", hidden, op("Transpose", given[products[name].down], perm=[1, 0]))
-            narrow = op("Mul", narrow, shares[rank])
+            narrow = op("Where", shares[rank], narrow, nothing)
             parts.append(op("MatMul", narrow, given[products[name].up]))
         added = parts[0] if len(parts) == 1 else op("Concat", *parts, axis=-1)
         users = list(place.uses())

@@ -84,7 +84,7 @@ Compile = Callable[[dict[str, Any]], dict[str, Any]]
 
 def _write(bundle: Bundle, role: str, key: PlanKey, compile_: Compile) -> None:
     begun = time.perf_counter()
-    contract = bundle.models[key.model].contract
+    contract = bundle.models[key.model].contract.without_adapters
     file = (bundle.path / key.path).resolve()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from hashlib import sha256
-from math import sqrt
+from math import isfinite, sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,9 @@ REFUSED = {
     "lora_bias": "has biases of its own",
     "alora_invocation_tokens": "begins at certain tokens (aLoRA)",
     "megatron_config": "is split as Megatron splits models",
+    "layer_replication": "repeats layers",
 }
+SPARE_BYTES = 2**20  # for names and settings
 Pair = tuple[Tensor, Tensor]  # [rank, inputs] and [rank, outputs], the second scaled
 
 
@@ -36,9 +38,9 @@ class Read(NamedTuple):
     digest: str
 
 
-def read_adapter(folder: Path, room: Adapters) -> Read:
-    """Read an adapter, or refuse it by the name of what does not fit."""
-    config, weights = _files(folder)
+def read_adapter(folder: Path, room: Adapters, dtype: torch.dtype = torch.float32) -> Read:
+    """Read an adapter in this type, or refuse it by the name of what does not fit."""
+    config, weights = _files(folder, 2 * room.bytes_each(4) + SPARE_BYTES)
     fields = _settings(folder, config)
     try:
         tensors = load(weights)
@@ -56,7 +58,7 @@ def read_adapter(folder: Path, room: Adapters) -> Read:
     pairs = {}
     for name, own in found.items():
         product = _product(folder, name, room)
-        pairs[product.name] = _pair(folder, product, own, fields, room.rank)
+        pairs[product.name] = _pair(folder, product, own, fields, room.rank, dtype)
     if not pairs:
         raise RequestError(f"adapter {folder} adapts nothing; expected lora_A and lora_B of some layer")
     return Read(pairs, sha256(config + weights).hexdigest())
@@ -71,11 +73,16 @@ def _product(folder: Path, name: str, room: Adapters) -> Product:
     raise RequestError(f"adapter {folder} adapts {name}, which this bundle has no room beside; it has for {kinds}")
 
 
-def _files(folder: Path) -> tuple[bytes, bytes]:
+def _files(folder: Path, most: int) -> tuple[bytes, bytes]:
     found = []
     for name in (CONFIG, WEIGHTS):
+        file = folder / name
         try:
-            found.append((folder / name).read_bytes())
+            if file.exists() and not file.is_file():
+                raise OSError(0, "it is no file")
+            if (size := file.stat().st_size) > most:
+                raise RequestError(f"{file} has {size:,} bytes, this bundle has room for adapters of {most:,} at most")
+            found.append(file.read_bytes())
         except OSError as error:
             raise RequestError(
                 f"{folder} has no {name} that can be read ({error.strerror}), expected a LoRA adapter as PEFT writes it"
@@ -99,30 +106,42 @@ def _settings(folder: Path, config: bytes) -> dict[str, Any]:
     return fields
 
 
-def _pair(folder: Path, product: Product, own: Mapping[str, Tensor], fields: dict[str, Any], most: int) -> Pair:
+def _pair(
+    folder: Path, product: Product, own: Mapping[str, Tensor], fields: dict[str, Any], most: int, dtype: torch.dtype
+) -> Pair:
     if own.keys() != {"A", "B"}:
         raise RequestError(f"adapter {folder} has lora_{next(iter(own))} of {product.name} alone; save it again")
     down, up = own["A"].float(), own["B"].float()
-    rank = len(down)
+    rank = len(down) if down.dim() == 2 else 0
     if rank > most:
         raise RequestError(
             f"adapter {folder} has rank {rank} at {product.name}, this bundle has room for {most}; export it with "
             f"--adapter-rank {rank}"
         )
-    if down.shape != (rank, product.inputs) or up.shape != (product.outputs, rank):
+    if not rank or down.shape != (rank, product.inputs) or up.shape != (product.outputs, rank):
         raise RequestError(
             f"adapter {folder} has matrices {list(down.shape)} and {list(up.shape)} of {product.name}, expected "
             f"{[rank, product.inputs]} and {[product.outputs, rank]}; it belongs to another model"
         )
-    if not (torch.isfinite(down).all() and torch.isfinite(up).all()):
-        raise RequestError(f"adapter {folder} has NaN or infinite numbers at {product.name}; train it again")
-    alpha = _of_module(fields.get("alpha_pattern") or {}, product.name, fields.get("lora_alpha", rank))
-    if not isinstance(alpha, int | float):
-        raise RequestError(f"{folder / CONFIG} has lora_alpha {alpha!r}, expected a number")
+    alpha = _alpha(folder, product.name, fields, rank)
     scale = alpha / sqrt(rank) if fields.get("use_rslora") else alpha / rank
-    return down, (up * scale).T.contiguous()
+    pair = down.to(dtype), (up * scale).T.contiguous().to(dtype)
+    if not all(bool(torch.isfinite(one).all()) for one in pair):  # as they are stored
+        raise RequestError(f"adapter {folder} has NaN or infinite numbers at {product.name}; train it again")
+    return pair
 
 
-def _of_module(pattern: Mapping[str, Any], module: str, usual: Any) -> Any:
-    """Return what a pattern of PEFT's says of a module: the first of its keys that names the module's end."""
-    return next((value for key, value in pattern.items() if re.fullmatch(rf"(.*\.)?({key})", module)), usual)
+def _alpha(folder: Path, module: str, fields: dict[str, Any], usual: int) -> float:
+    """Return the alpha of a module: by the first key of PEFT's pattern that names its end, or that of all."""
+    pattern = fields.get("alpha_pattern") or {}
+    try:
+        found = [value for key, value in pattern.items() if re.fullmatch(rf"(.*\.)?({key})", module)]
+        alpha = float([*found, fields.get("lora_alpha", usual)][0])
+    except (AttributeError, TypeError, ValueError, OverflowError, re.error) as error:
+        raise RequestError(
+            f"{folder / CONFIG} has lora_alpha {fields.get('lora_alpha')!r} and alpha_pattern {pattern!r}, expected "
+            f"numbers by names of modules ({error})"
+        ) from error
+    if not isfinite(alpha):
+        raise RequestError(f"{folder / CONFIG} has lora_alpha {alpha!r}, expected a number")
+    return alpha

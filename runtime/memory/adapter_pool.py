@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import RLock
 from typing import Any
 from weakref import WeakSet
 
@@ -37,11 +38,12 @@ class AdapterPool:
         self.room = room
         self.loaded: dict[str, Loaded] = {}
         self._leaving: list[Loaded] = []  # unloaded, but still in use
-        self._dtype, self._device = getattr(torch, dtype), device
+        self.dtype, self._device = getattr(torch, dtype), device
         self._rows = [NONE] * max_rows
         self._index = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._owners = torch.arange(1, room.most + 1, device=device).repeat_interleave(room.rank)
         self._matrices: dict[str, Tensor] = {}
+        self._lock = RLock()  # requests are submitted, and adapters loaded, by any thread
 
     @property
     def held_bytes(self) -> int:
@@ -53,6 +55,10 @@ class AdapterPool:
 
     def load(self, name: str, folder: Path, read: Read) -> Loaded:
         """Put an adapter that was read into the pool; nothing changes if there is no room."""
+        with self._lock:
+            return self._load(name, folder, read)
+
+    def _load(self, name: str, folder: Path, read: Read) -> Loaded:
         self.require_new(name)
         self._leaving = [one for one in self._leaving if one.in_use]
         taken = {one.number for one in (*self.loaded.values(), *self._leaving)}
@@ -63,7 +69,7 @@ class AdapterPool:
         if not self._matrices:
             columns = self.room.most * self.room.rank
             self._matrices = {
-                name: torch.zeros(columns, width, dtype=self._dtype, device=self._device)
+                name: torch.zeros(columns, width, dtype=self.dtype, device=self._device)
                 for one in self.room.products
                 for name, width in ((one.down, one.inputs), (one.up, one.outputs))
             }
@@ -79,14 +85,26 @@ class AdapterPool:
 
     def unload(self, name: str) -> None:
         """Take no more requests for an adapter; those that have it keep it to their end."""
-        self._leaving.append(self.named(name))
-        del self.loaded[name]
+        with self._lock:
+            self._leaving.append(self.named(name))
+            del self.loaded[name]
 
     def named(self, name: str) -> Loaded:
-        if name not in self.loaded:
-            known = ", ".join(self.loaded) or "none"
-            raise RequestError(f"there is no adapter {name!r}; loaded are: {known}", "adapter")
-        return self.loaded[name]
+        with self._lock:
+            if name not in self.loaded:
+                known = ", ".join(self.loaded) or "none"
+                raise RequestError(f"there is no adapter {name!r}; loaded are: {known}", "adapter")
+            return self.loaded[name]
+
+    def join(self, request: Any, adapter: Loaded) -> None:
+        """Keep an adapter for a request; refuse one that was unloaded since it was named."""
+        with self._lock:
+            if self.named(adapter.name) is not adapter:
+                raise RequestError(f"adapter {adapter.name!r} was loaded anew; submit the request again", "adapter")
+            adapter.users.add(request)
+
+    def close(self) -> None:
+        self._matrices = {}
 
     # Rows.
 

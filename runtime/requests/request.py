@@ -22,6 +22,7 @@ from .output import BeamText, Output, Piece, TokenLogprob, TracedRound, Usage
 from .text import TextStream
 
 NOTHING = Piece("", (), ())
+MARK = "\0"
 
 
 class State(Enum):
@@ -58,11 +59,10 @@ class Request:
         self.source = source  # of the text
         self.forced = forced  # the last tokens of the prompt that a search counts as said
         self.adapter = adapter
-        if adapter is not None:
-            adapter.users.add(self)
-        # Of requests that begin alike, only those with the same source and adapter may read what this one leaves.
+        # Of requests that begin alike, only those with the same source and adapter may read what this one leaves. No
+        # client's salt has the mark that comes after a digest.
         digests = [one.digest for one in (source, adapter) if one is not None]
-        self.cache_salt = " ".join([cache_salt, *digests])
+        self.cache_salt = "".join(f"{one}{MARK}" for one in digests) + cache_salt.replace(MARK, "")
         self.priority = priority
         self.cached_tokens = 0  # of the prompt, which need not be read
         self.params = params

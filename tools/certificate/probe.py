@@ -29,7 +29,7 @@ def _seated(subject: Subject) -> AdapterPool | None:
     if subject.adapter is None or room is None:
         return None
     pool = AdapterPool(room, subject.bundle.target.contract.dtype, subject.device, subject.batch)
-    adapter = pool.load("", subject.adapter, read_adapter(subject.adapter, room))
+    adapter = pool.load("", subject.adapter, read_adapter(subject.adapter, room, pool.dtype))
     for row in range(subject.batch):
         pool.seat(row, adapter)
     return pool

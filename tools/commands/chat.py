@@ -41,13 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     refuse_drafting(arguments)
     engine_name(arguments)
+    refuse_adapters(filter(None, [arguments.adapter]), arguments.bundle, arguments.engine)
     bundle, fields = Bundle.read(arguments.bundle), given_fields(arguments)
     template_source(arguments, bundle)
     refuse_lacking(bundle, arguments, draft_length(arguments), batch=1)
     refuse_source(bundle, given=False)
     refuse_foreign_tokens(bundle, fields)
     params = sampling_params(arguments)
-    refuse_adapters(filter(None, [arguments.adapter]), arguments.bundle)
     with open_decoder(arguments, max_batch=1, prefix_bytes=KEPT_BYTES) as decoder:
         adapter = loaded_adapter(decoder, arguments.adapter)
         template, conversation = template_of(arguments, decoder), beginning(arguments)

@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     refuse_drafting(arguments)
     engine_name(arguments)
     refuse_unfit(arguments.trace_html)
-    refuse_adapters(filter(None, [arguments.adapter]), arguments.bundle)
+    refuse_adapters(filter(None, [arguments.adapter]), arguments.bundle, arguments.engine)
     source = chosen_source(arguments)
     prompt = chosen_prompt(arguments, needed=source is None)
     _refuse_in_bundle(arguments, prompt, source)

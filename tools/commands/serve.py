@@ -19,7 +19,7 @@ from ...runtime.state.asked import BESIDE
 from ...runtime.state.needs import comes_by_export
 from ..console import say
 from ..extras import install_command
-from ..flags.adapters import named_adapter, refuse_adapters
+from ..flags.adapters import named_adapter, refuse_adapters, refuse_room
 from ..flags.controller import add_controller_flags, draft_length, refuse_drafting, refuse_lacking
 from ..flags.engine import add_engine_flags, engine_name, open_decoder
 from ..flags.groups import LIMITS, SAMPLING, SPECULATION, group
@@ -236,9 +236,14 @@ def _refuse_adapters(arguments: argparse.Namespace) -> None:
     bundle = arguments.model or arguments.bundle
     if (folders or arguments.adapters_from) and (bundle is None or not _is_bundle(arguments)):
         raise RequestError("adapters need a bundle that has room for them; export one with export-models --adapters")
-    refuse_adapters(folders, None if bundle is None else Path(bundle))
+    if bundle is not None and (folders or arguments.adapters_from):
+        refuse_adapters(folders, Path(bundle), arguments.engine)
+        refuse_room(Path(bundle), arguments.engine)
     if arguments.adapters_from is not None and not arguments.adapters_from.is_dir():
         raise RequestError(f"--adapters-from {arguments.adapters_from} is no folder; name one")
+    named = [*arguments.served_model_name, *(name for name, _ in arguments.adapter)]
+    if twice := [name for name in named if named.count(name) > 1]:
+        raise RequestError(f"the name {twice[0]!r} is given twice; give each model and adapter one of its own")
 
 
 def _refuse_model(arguments: argparse.Namespace) -> None:

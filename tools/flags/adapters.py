@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...engines import Bundle, RequestError
+from ...engines import ENGINES, Bundle, RequestError
 from .groups import SAMPLING, group
 
 if TYPE_CHECKING:
@@ -28,13 +28,21 @@ def named_adapter(text: str) -> tuple[str, Path]:
     return name, Path(folder)
 
 
-def refuse_adapters(folders: Iterable[Path], bundle: Path | None) -> None:
-    """Refuse adapters that are not there, or a bundle without room for them, before any library is loaded."""
+def refuse_adapters(folders: Iterable[Path], bundle: Path, engine: str) -> None:
+    """Refuse adapters that are not there, and a bundle or an engine without room for them, before libraries load."""
     for folder in folders:
         if not (folder / CONFIG).is_file():
             raise RequestError(f"{folder} has no {CONFIG}, expected a LoRA adapter as PEFT writes it")
-        if bundle is not None and Bundle.read(bundle).target.contract.adapters is None:
-            raise RequestError(f"bundle {bundle} has no room for adapters; export it with --adapters")
+        refuse_room(bundle, engine)
+
+
+def refuse_room(bundle: Path, engine: str) -> None:
+    """Refuse a bundle or an engine that has no room for adapters."""
+    if Bundle.read(bundle).target.contract.adapters is None:
+        raise RequestError(f"bundle {bundle} has no room for adapters; export it with --adapters")
+    if engine in ENGINES and not ENGINES[engine].adapters:
+        able = " or ".join(name for name, one in ENGINES.items() if one.adapters)
+        raise RequestError(f"engine {engine} runs no adapters; use engine {able}")
 
 
 def loaded_adapter(decoder: "Decoder", folder: Path | None) -> str | None:

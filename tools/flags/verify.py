@@ -41,7 +41,7 @@ def refuse(arguments: argparse.Namespace) -> None:
 
         require_found(str(arguments.checkpoint))
     engine_name(arguments)
-    refuse_adapters(filter(None, [arguments.adapter]), arguments.bundle)
+    refuse_adapters(filter(None, [arguments.adapter]), arguments.bundle, arguments.engine)
     refuse_unfit(arguments.json)
 
 

@@ -261,7 +261,8 @@ def open_service(
     own = draft_length, drafter, left_open, kept, traces, adapter_root
     service = Service(stepper, spelling, template, names, metrics, longest, marks, *own)
     for adapter, folder in adapters:
-        service.require_new(adapter)
+        if adapter in names:
+            raise RequestError(f"{adapter!r} is the name of the model itself; give the adapter another")
         decoder.load_adapter(adapter, folder)
     return service
 

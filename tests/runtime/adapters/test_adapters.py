@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from shutil import copytree
 from unittest.mock import patch
 
 import pytest
+from safetensors.torch import load_file, save_file
 from trt_spec.engines import RequestError
 from trt_spec.export import export_bundle
 from trt_spec.runtime import Decoder, Request, SamplingParams
@@ -167,6 +169,41 @@ def test_a_row_that_moves_without_its_adapter_shows(adapted: Adapted, expected: 
         first = decoder.submit(PROMPT, short, draft_length=3)
         rows = [decoder.submit(PROMPT, GREEDY, draft_length=3, adapter=one) for one in ROWS]
         assert run(decoder, [first, *rows])[1:] != [expected[one] for one in ROWS]
+
+
+def test_a_request_does_not_get_what_was_loaded_in_its_adapters_place(adapted: Adapted) -> None:
+    """Both happen in another thread, once it has been named."""
+    with opened(adapted) as decoder:
+        join = AdapterPool.join
+
+        def too_late(pool: AdapterPool, request: Request, adapter: object) -> None:
+            decoder.unload_adapter("wide")
+            decoder.load_adapter("wide", adapted.folders["narrow"])
+            join(pool, request, adapter)
+
+        with patch.object(AdapterPool, "join", too_late), pytest.raises(RequestError, match="was loaded anew"):
+            decoder.submit(PROMPT, GREEDY, adapter="wide")
+        assert run(decoder, [decoder.submit(PROMPT, GREEDY, adapter="wide")])
+
+
+def test_numbers_of_one_adapter_that_overflow_reach_no_other_row(adapted: Adapted, expected: dict, tmp_path) -> None:
+    folder = copytree(adapted.folders["narrow"], tmp_path / "large")
+    file = folder / "adapter_model.safetensors"
+    save_file({name: one * (1e37 if "lora_A" in name else 1e-37) for name, one in load_file(file).items()}, file)
+    with opened(adapted) as decoder:
+        decoder.load_adapter("large", folder)
+        rows = [decoder.submit(PROMPT, GREEDY, draft_length=3, adapter=one) for one in ("large", None, "wide")]
+        while decoder.step():
+            pass
+        assert [one.output().token_ids for one in rows[1:]] == [expected[None], expected["wide"]]
+
+
+def test_nothing_is_loaded_into_a_decoder_that_is_closed(adapted: Adapted) -> None:
+    decoder = opened(adapted)
+    decoder.close()
+    with pytest.raises(RequestError, match="the decoder is closed"):
+        decoder.load_adapter("late", adapted.folders["narrow"])
+    assert decoder._models.adapters.held_bytes == 0
 
 
 def test_without_room_adapters_are_refused_by_name(llama, adapted: Adapted) -> None:

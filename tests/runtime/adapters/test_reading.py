@@ -57,7 +57,24 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "biases": (r"trains biases \(all\); merge it", {"bias": "all"}),
     "modules": ("has whole modules of its own", {"modules_to_save": ["lm_head"]}),
     "kind": ("is an adapter of the type PREFIX_TUNING, expected LORA", {"peft_type": "PREFIX_TUNING"}),
-    "alpha": ("has lora_alpha 'x', expected a number", {"lora_alpha": "x"}),
+    "alpha": ("has lora_alpha 'x' and alpha_pattern .* expected numbers by names", {"lora_alpha": "x"}),
+    "infinite alpha": ("has lora_alpha inf, expected a number", {"lora_alpha": float("inf")}),
+    "large alpha": ("has NaN or infinite numbers at", {"lora_alpha": 1e300}),
+    "pattern": ("expected numbers by names of modules", {"alpha_pattern": ["q_proj"]}),
+    "expression": ("expected numbers by names of modules", {"alpha_pattern": {"(": 1}}),
+    "repeated": ("repeats layers", {"layer_replication": [[0, 2]]}),
+    "no rank": (
+        r"has matrices \[0, 32\] and .* it belongs to another model",
+        {"tensors": lambda own: own | {f"{Q}.lora_A.weight": torch.zeros(0, 32)}},
+    ),
+    "number": (
+        r"has matrices \[\] and .* it belongs to another model",
+        {"tensors": lambda own: own | {f"{Q}.lora_A.weight": torch.zeros(())}},
+    ),
+    "size": (
+        r"adapter_model\.safetensors has [\d,]+ bytes, this bundle has room for adapters of",
+        {"tensors": lambda own: own | {"base_model.model.large.lora_A.weight": torch.zeros(2**21)}},
+    ),
     "embedding": (
         r"has base_model\.model\.model\.embed_tokens\.lora_embedding_A, expected lora_A and lora_B",
         {"tensors": lambda own: own | {"base_model.model.model.embed_tokens.lora_embedding_A": torch.zeros(2, 2)}},

@@ -28,6 +28,7 @@ def test_generate_answers_with_an_adapter(adapted: Adapted, capsys: pytest.Captu
         ("serve", ["--adapter", "a=absent"], "absent has no adapter_config.json, expected a LoRA adapter"),
         ("serve", ["--adapters-from", "absent"], "--adapters-from absent is no folder; name one"),
         ("serve", ["--adapter", "absent"], "'absent', expected NAME=DIR"),
+        ("serve", ["--adapters-from", ".", "--engine", "openvino"], "engine openvino runs no adapters; use engine"),
     ],
 )
 def test_what_is_no_adapter_is_refused(
@@ -48,6 +49,12 @@ def test_a_bundle_without_room_is_refused(
     prompt = ["--prompt", "a"] if command == "generate" else []
     assert main([command, "--bundle", str(llama.bundle), *prompt, "--adapter", given]) != 0
     assert "has no room for adapters; export it with --adapters" in capsys.readouterr().err
+
+
+def test_names_are_given_once(adapted: Adapted, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--adapter", f"a={adapted.folders['wide']}"]
+    assert main(["serve", "--bundle", str(adapted.pair.bundle), *given, *given]) != 0
+    assert "the name 'a' is given twice; give each model and adapter one of its own" in capsys.readouterr().err
 
 
 def test_serve_takes_no_adapters_beside_a_checkpoint(adapted: Adapted, capsys: pytest.CaptureFixture[str]) -> None:
