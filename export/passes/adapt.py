@@ -37,7 +37,10 @@ def adaptable(model: ir.Model, modules: Mapping[str, tuple[int, int]]) -> tuple[
     """Return the products that can have adapters: with matrices of those modules, each by inputs and outputs."""
     names = [name for node in model.graph for name in _modules(node) if name in modules]
     twice = {name for name in names if names.count(name) > 1}
-    return tuple(Product(name, *modules[name]) for name in names if name not in twice)
+    found = tuple(Product(name, *modules[name]) for name in names if name not in twice)
+    if not found:
+        raise ExportError("the model has no linear layer that adapters could be beside; export it without --adapters")
+    return found
 
 
 def adapt(model: ir.Model, adapters: Adapters) -> int:

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import onnx_ir as ir
 import pytest
 from trt_spec.engines import ExportError
 from trt_spec.engines.bundle import ADAPTED, FUSED, GRAPH
 from trt_spec.export import export_bundle
 from trt_spec.export.checking import check_adapters as checking
+from trt_spec.export.passes.adapt import adaptable
 from trt_spec.export.passes.quantise import Quantisation
 
 from ..kit.families import tiny_checkpoint
@@ -70,3 +72,8 @@ def test_an_adapter_of_other_rows_is_found_out(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(ExportError, match="the target graph does not compute its adapters: a logit is off by"):
         exported(tiny_llama(tmp_path / "llama"), tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
+
+
+def test_a_model_without_linear_layers_has_no_room() -> None:
+    with pytest.raises(ExportError, match="has no linear layer that adapters could be beside"):
+        adaptable(ir.Model(ir.Graph([], [], nodes=[]), ir_version=10), {})

@@ -233,14 +233,15 @@ def _serve(
 
 def _refuse_adapters(arguments: argparse.Namespace) -> None:
     folders = [folder for _, folder in arguments.adapter]
-    bundle = arguments.model or arguments.bundle
-    if (folders or arguments.adapters_from) and (bundle is None or not _is_bundle(arguments)):
+    bundle, root = arguments.model or arguments.bundle, arguments.adapters_from
+    if not folders and root is None:
+        return
+    if bundle is None or not _is_bundle(arguments):
         raise RequestError("adapters need a bundle that has room for them; export one with export-models --adapters")
-    if bundle is not None and (folders or arguments.adapters_from):
-        refuse_adapters(folders, Path(bundle), arguments.engine)
-        refuse_room(Path(bundle), arguments.engine)
-    if arguments.adapters_from is not None and not arguments.adapters_from.is_dir():
-        raise RequestError(f"--adapters-from {arguments.adapters_from} is no folder; name one")
+    refuse_adapters(folders, Path(bundle), arguments.engine)
+    refuse_room(Path(bundle), arguments.engine)
+    if root is not None and not root.is_dir():
+        raise RequestError(f"--adapters-from {root} is no folder; name one")
     named = [*arguments.served_model_name, *(name for name, _ in arguments.adapter)]
     if twice := [name for name in named if named.count(name) > 1]:
         raise RequestError(f"the name {twice[0]!r} is given twice; give each model and adapter one of its own")

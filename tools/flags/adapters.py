@@ -30,9 +30,11 @@ def named_adapter(text: str) -> tuple[str, Path]:
 
 def refuse_adapters(folders: Iterable[Path], bundle: Path, engine: str) -> None:
     """Refuse adapters that are not there, and a bundle or an engine without room for them, before libraries load."""
-    for folder in folders:
+    given = list(folders)
+    for folder in given:
         if not (folder / CONFIG).is_file():
             raise RequestError(f"{folder} has no {CONFIG}, expected a LoRA adapter as PEFT writes it")
+    if given:
         refuse_room(bundle, engine)
 
 

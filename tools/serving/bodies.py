@@ -64,7 +64,6 @@ class LoadAdapterBody(Closed, kw_only=True):
 
 class UnloadAdapterBody(Closed, kw_only=True):
     lora_name: Annotated[str, Meta(min_length=1, max_length=256)]
-    lora_int_id: Ignored = None
 
 
 class TextPart(Closed, kw_only=True):

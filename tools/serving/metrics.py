@@ -153,24 +153,13 @@ class Watch(Collector):
         }
         for name, (text, value) in counters.items():
             yield self._family(CounterMetricFamily(f"vllm:{name}", text, labels=["model_name"]), [((), value)])
-        by_drafter = {name: Speculation(Counts(dict(one.outcomes))) for name, one in sorted(decoder.by_drafter.items())}
-        for proposed, text in (
-            ("proposed", "Tokens by what proposed them."),
-            ("accepted", "And the accepted ones."),
-        ):
-            yield self._family(
-                CounterMetricFamily(f"trt_spec:{proposed}_tokens", text, labels=["model_name", "drafter"]),
-                [((name,), getattr(one, proposed)) for name, one in by_drafter.items()],
-            )
-        by_adapter = {name: Speculation(Counts(dict(one.outcomes))) for name, one in sorted(decoder.by_adapter.items())}
-        for proposed, text in (
-            ("proposed", "Tokens proposed, by adapter."),
-            ("accepted", "Those accepted."),
-        ):
-            yield self._family(
-                CounterMetricFamily(f"trt_spec:adapter_{proposed}_tokens", text, labels=["model_name", "adapter"]),
-                [((name,), getattr(one, proposed)) for name, one in by_adapter.items()],
-            )
+        for prefix, label, counts in (("", "drafter", decoder.by_drafter), ("adapter_", "adapter", decoder.by_adapter)):
+            known = {name: Speculation(Counts(dict(one.outcomes))) for name, one in sorted(counts.items())}
+            for what, text in (("proposed", f"Tokens proposed, by {label}."), ("accepted", "The accepted ones.")):
+                yield self._family(
+                    CounterMetricFamily(f"trt_spec:{prefix}{what}_tokens", text, labels=["model_name", label]),
+                    [((name,), getattr(one, what)) for name, one in known.items()],
+                )
         yield self._family(
             CounterMetricFamily(
                 "trt_spec:grammars_given_up", "Grammars that took too long to compile.", labels=["model_name"]

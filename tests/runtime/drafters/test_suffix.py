@@ -153,7 +153,7 @@ def test_a_round_is_as_wide_as_what_is_suggested(llama: Pair):
         for _ in range(2):
             before = request.speculation.proposed
             decoder.step()
-            widths.append((decoder.last_frame.proposed.shape[1], request.speculation.proposed - before))
+            widths.append((decoder.last_frame.lines[0].proposed.shape[1], request.speculation.proposed - before))
     assert widths[0] == (2 * PER_MATCHED_TOKEN, 2 * PER_MATCHED_TOKEN)
     assert all(width == proposed for width, proposed in widths)
 

@@ -53,7 +53,7 @@ def proposed_lengths(decoder: Decoder, steps: int) -> list[int]:
     for _ in range(steps):
         decoder.step()
         assert decoder.last_frame is not None
-        found.append(decoder.last_frame.proposed.shape[1])
+        found.append(decoder.last_frame.lines[0].proposed.shape[1])
     return found
 
 

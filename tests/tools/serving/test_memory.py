@@ -38,7 +38,16 @@ def test_the_metrics_tell_what_each_pool_holds(llama: Pair):
         after = Memory(server.http.get("/metrics").text)
         caches = [model.cache for model in decoder.models.values()]
         each = sum(cache.contract.cache_bytes_per_token for cache in caches)
-        assert set(before.pools) == {"weights", "caches", "prefixes", "logits", "steps", "answers", "unused"}
+        assert set(before.pools) == {
+            "weights",
+            "caches",
+            "prefixes",
+            "adapters",
+            "logits",
+            "steps",
+            "answers",
+            "unused",
+        }
         assert before.pools["steps"] == 0, "on a CPU"
         assert after.pools["caches"] == sum(each.nbytes for one in caches for each in one.buffers.values())
         assert before.pools["prefixes"] == 0
