@@ -77,8 +77,6 @@ def export_bundle(
         raise ExportError(
             "the check needs ONNX Runtime, which is not installed; pip install 'trt-spec[cpu]' or export unchecked"
         )
-    if adapters and cache != FULL:
-        raise ExportError(f"a graph with room for adapters cannot keep its cache in {cache} yet; leave one of them out")
     drafts, joining = told_apart(target, [] if draft is None else [draft] if isinstance(draft, str | Path) else draft)
     if len(drafts) > len(DRAFTS):
         raise ExportError(f"there are {len(drafts)} drafts, expected at most {len(DRAFTS)}; leave the others out")

@@ -26,7 +26,7 @@ from ...engines import (
 )
 from ...engines.bundle import ADAPTED
 from ..passes.adapt import adapt
-from .check import TOLERANCE, in_float32
+from .check import TOLERANCE, in_float32, unrounded
 from .oracle import checkpoint_logits, given_the_first
 
 LONGEST = 24  # tokens of the text that each row reads: every product takes part in each
@@ -107,7 +107,11 @@ def check_adapters(
     It has them unless the library joins other operators where something is added, and then all but the last.
     """
     assert contract.adapters is not None
-    with in_float32(graph, contract) as (narrow, contract), _under_another_name(narrow, contract) as copy:
+    with (
+        in_float32(graph, contract) as (graph, contract),
+        unrounded(graph, contract) as (graph, contract),
+        _under_another_name(graph, contract) as copy,
+    ):
         engine = open_engine("onnxruntime", copy, contract, exact_weights=True)
         try:
             plain, found = _run(engine, reference, False, source), _run(engine, reference, True, source)

@@ -131,6 +131,10 @@ def test_tensorrt_refuses_it_by_name(tmp_path: Path) -> None:
         compiler.compile(graph, replace(bundle.target.contract, states=states), key, timings)  # what it says itself
 
 
-def test_adapters_are_refused_beside_such_a_cache(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="with room for adapters cannot keep its cache in int8 yet"):
-        export_bundle(tmp_path / "absent", tmp_path / "bundle", cache="int8", adapters=2)
+@pytest.mark.parametrize("settings", [{"cache": "int8"}, {"cache": "fp8", "dtype": "bfloat16"}])
+def test_there_is_room_for_adapters_beside_it(tmp_path: Path, settings: dict) -> None:
+    report = export_bundle(tiny_llama(tmp_path / "c"), tmp_path / "b", adapters=2, adapter_rank=4, **settings)
+    check = report.models[0].entry.check
+    assert check["adapters"]["same_bits"]
+    assert 0 < check["adapters"]["worst_error"] < 1e-4
+    assert "cache" in check
