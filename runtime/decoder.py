@@ -30,7 +30,7 @@ from .lengths.controller import Controller
 from .lengths.costs import Costs, read_costs
 from .lengths.drafting import DraftingRules
 from .memory.adapter_files import read_adapter
-from .memory.adapter_pool import AdapterPool
+from .memory.adapter_pool import AdapterPool, Loaded
 from .memory.held import held_bytes
 from .memory.model import Model, refuse_drafts
 from .memory.prefixes import Prefixes
@@ -225,7 +225,7 @@ class Decoder:
         prediction: Prompt = (),
         priority: int = 0,
         source: Any = None,
-        adapter: str | None = None,
+        adapter: str | Loaded | None = None,
     ) -> Request:
         """Validate a request and queue it; it starts in one of the next steps.
 
@@ -235,7 +235,7 @@ class Decoder:
         Of requests that wait for a row the one with the lowest `priority` starts first, and the oldest of these.
         Requests that begin alike find what it leaves only if they have the same `cache_salt`. A `prediction` of
         the output, such as the text that it edits, makes it faster; drafter suffix, then the default, copies from it.
-        The target has the `adapter` of this name, if one is named; drafts have none.
+        The target has the `adapter` of this name, if one is named, or one that is held; drafts have none.
         The stepping thread calls `on_progress` with the request after each of its rounds and when it ends; the
         callback must return quickly. To learn only of the end, use `Request.wait`.
         """
@@ -250,7 +250,7 @@ class Decoder:
             prediction=prediction,
             priority=priority,
             source=source,
-            adapter=None if adapter is None else self._adapters.named(adapter),
+            adapter=self._adapters.named(adapter) if isinstance(adapter, str) else adapter,
         )
         refuse_long(request, (self.target, *self.drafts), self.bundle.capacity)
         seating = self._scheduler.seating
@@ -277,6 +277,8 @@ class Decoder:
             read = read_adapter(Path(folder), pool.room, pool.dtype)  # while rounds go on
             with self._memory_shortage, self._on_stream:
                 self.target.engine.open_adapters()
+                for encoder in self._models.encoders:
+                    encoder.open_adapters()
             with self.between_rounds(), self._memory_shortage:
                 self._require_open()
                 pool.load(name, Path(folder), read)
@@ -285,6 +287,15 @@ class Decoder:
         """Refuse this adapter from now on. Requests that have it keep it, and its memory is free once they end."""
         with self.between_rounds():
             self._adapters.unload(name)
+
+    @contextmanager
+    def holding_adapter(self, name: str) -> Iterator[Loaded]:
+        """Keep an adapter for requests that name it one after the other, although it is unloaded meanwhile."""
+        held = self._adapters.hold(name)
+        try:
+            yield held.adapter
+        finally:
+            held.finished = True
 
     @property
     def adapters(self) -> Mapping[str, Path]:
@@ -360,8 +371,9 @@ class Decoder:
 
     @property
     def by_adapter(self) -> dict[str, Speculation]:
-        """The counts of requests with each adapter, over all requests so far."""
-        return self._scheduler.by_adapter
+        """The counts of requests with each adapter that is loaded, since it was."""
+        pool = self._models.adapters
+        return {} if pool is None else self._scheduler.by_adapter(dict(pool.loaded))
 
     @property
     def prefixes(self) -> Prefixes:

@@ -327,6 +327,7 @@ class Bundle:
             *(f"{name}/{file}" for name in (*bundle.models, *bundle.encoders) for file in (GRAPH, WEIGHTS)),
             *(f"{bundle.foreign}/{file}" for file in (TOKENIZER, TABLES) if bundle.foreign is not None),
             *(f"{name}/{ADAPTED}{GRAPH}" for name, model in bundle.models.items() if model.contract.adapters),
+            *(f"{name}/{ADAPTED}{GRAPH}" for name, one in bundle.encoders.items() if one.contract.adapters),
         ]:
             if name not in expected:
                 raise BundleError(f"{path / MANIFEST} does not list {name}, which every bundle has; export it again")

@@ -47,6 +47,11 @@ class Adapters:
     def from_json(cls, fields: dict[str, Any]) -> "Adapters":
         return cls(**fields | {"products": tuple(Product(**one) for one in fields["products"])})
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all matrices."""
+        return tuple(name for one in self.products for name in (one.down, one.up))
+
     def inputs(self, dtype: str) -> tuple[TensorSpec, ...]:
         """Return the inputs that they add to a graph."""
         return (

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 from ..errors import ContractError
+from .adapters import Adapters
 from .contract import Contract
 from .interface import Interface, TensorSpec
 from .states import SOURCE, State
@@ -29,6 +30,7 @@ class EncoderContract(Interface):
     longest: int  # entries that it gives at most of a source
     dtype: str
     sound: Sound | None = None  # if its sources are no tokens
+    adapters: Adapters | None = None  # the room of a second graph beside it, if there is one
 
     states = ()  # it keeps nothing
     aliases = MappingProxyType[str, str]({})
@@ -43,17 +45,21 @@ class EncoderContract(Interface):
 
     @classmethod
     def from_json(cls, fields: Any) -> "EncoderContract":
-        names = set(cls.__dataclass_fields__)
-        if not isinstance(fields, dict) or set(fields) != names:
+        names = set(cls.__dataclass_fields__) - {"adapters"}
+        if not isinstance(fields, dict) or set(fields) - {"adapters"} != names:
             found = sorted(fields) if isinstance(fields, dict) else fields
             raise ContractError(f"contract of an encoder has the fields {found}, expected {sorted(names)}")
         feeds = {model: tuple(map(State.parse, states)) for model, states in fields["feeds"].items()}
-        return cls(**fields | {"feeds": feeds, "sound": Sound(**fields["sound"]) if fields["sound"] else None})
+        own: dict[str, Any] = {"feeds": feeds, "sound": Sound(**fields["sound"]) if fields["sound"] else None}
+        if "adapters" in fields:
+            own["adapters"] = Adapters.from_json(fields["adapters"])
+        return cls(**fields | own)
 
     def to_json(self) -> dict[str, Any]:
         feeds = {model: list(map(str, states)) for model, states in self.feeds.items()}
-        own = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return own | {"feeds": feeds, "sound": asdict(self.sound) if self.sound else None}
+        own = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "adapters"}
+        own |= {"feeds": feeds, "sound": asdict(self.sound) if self.sound else None}
+        return own if self.adapters is None else own | {"adapters": asdict(self.adapters)}
 
     def in_dtype(self, dtype: str) -> "EncoderContract":
         """Return the contract of this graph in another dtype."""
@@ -61,10 +67,19 @@ class EncoderContract(Interface):
         return replace(self, feeds=feeds, dtype=dtype)
 
     @cached_property
+    def without_adapters(self) -> Self:
+        return self if self.adapters is None else replace(self, adapters=None)
+
+    @cached_property
     def inputs(self) -> tuple[TensorSpec, ...]:
+        more = () if self.adapters is None else self.adapters.inputs(self.dtype)
         if self.sound is not None:
-            return (TensorSpec("sound", "float32", ("batch", self.sound.bands, self.sound.frames)),)
-        return TensorSpec("source_ids", "int64", ("batch", "source")), TensorSpec("source_length", "int64", ("batch",))
+            return TensorSpec("sound", "float32", ("batch", self.sound.bands, self.sound.frames)), *more
+        ids, length = (
+            TensorSpec("source_ids", "int64", ("batch", "source")),
+            TensorSpec("source_length", "int64", ("batch",)),
+        )
+        return ids, length, *more
 
     @cached_property
     def outputs(self) -> tuple[TensorSpec, ...]:

@@ -30,9 +30,9 @@ class Interface(ABC):
     dtype: str  # of weights
 
     @property
+    @abstractmethod
     def without_adapters(self) -> Self:
         """The interface of a call in which no row has an adapter."""
-        return self
 
     @property
     @abstractmethod

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from ...engines import (
     MOST_READ,
     OWNERS,
     Adapters,
+    AnyContract,
     Contract,
     Engine,
     ExportError,
@@ -35,31 +36,44 @@ LAST_BITS = 1e-5  # of the logits' standard deviation, by which operators that a
 SIZE = 0.5  # of what an adapter adds to a product, beside the product itself
 
 
-class AdapterReference:
-    """What a checkpoint says of a text without an adapter and with two random ones, by hooks beside its products."""
+class RandomAdapters:
+    """Two adapters, as a graph with room for them is given them, and as hooks beside a checkpoint's products."""
 
-    def __init__(self, model: nn.Module, adapters: Adapters, tokens: list[int], sources: Any = ()) -> None:
-        self.tokens = tokens[:LONGEST]
+    def __init__(self, model: nn.Module, adapters: Adapters) -> None:
         generator = torch.Generator().manual_seed(0)
         columns = len(ROWS) * adapters.rank
         self.owners = torch.tensor((FREE, 1, 2)).repeat_interleave(adapters.rank)
         self.matrices: dict[str, Tensor] = {}
         modules = dict(model.named_modules())
-        for one in adapters.products:
-            weight = modules[one.name].weight.detach().float()
+        self._modules = {one: modules[one.name] for one in adapters.products}
+        for one, module in self._modules.items():
+            weight: Any = module.weight
+            weight = weight.detach().float()
             size = (SIZE * float(weight.std()) / adapters.rank**0.5) ** 0.5
             for name, width in ((one.down, one.inputs), (one.up, one.outputs)):
                 self.matrices[name] = torch.randn(columns, width, generator=generator) * size
-        self.logits = []
+
+    def given(self) -> dict[str, Tensor]:
+        """Return the inputs of a call whose rows have them as ROWS says."""
+        return {ADAPTER: torch.tensor(ROWS), OWNERS: self.owners} | self.matrices
+
+    def beside(self, adapter: int) -> AbstractContextManager[None]:
+        """Let the checkpoint have one of them, or none, until the block ends."""
+        own = {
+            module: tuple(self.matrices[name][self.owners == adapter] for name in (one.down, one.up))
+            for one, module in self._modules.items()
+        }
+        return adapted(own if adapter else {})
+
+
+class AdapterReference:
+    """What a checkpoint says of a text without an adapter and with two random ones."""
+
+    def __init__(self, model: nn.Module, adapters: Adapters, tokens: list[int], sources: Any = ()) -> None:
+        self.tokens, random = tokens[:LONGEST], RandomAdapters(model, adapters)
+        self.given, self.logits = random.given(), []
         for adapter in ROWS:
-            own = {
-                modules[one.name]: tuple(
-                    self.matrices[name][self.owners == adapter] if adapter else torch.zeros(1, width)
-                    for name, width in ((one.down, one.inputs), (one.up, one.outputs))
-                )
-                for one in adapters.products
-            }
-            with adapted(own), given_the_first(model, sources):
+            with random.beside(adapter), given_the_first(model, sources):
                 self.logits.append(checkpoint_logits(model, self.tokens))
 
 
@@ -80,7 +94,7 @@ def adapted(modules: Mapping[nn.Module, tuple[Tensor, ...]]) -> Iterator[None]:
 
 
 @contextmanager
-def _under_another_name(graph: Path, contract: Contract) -> Iterator[Path]:
+def under_another_name(graph: Path, contract: AnyContract) -> Iterator[Path]:
     """Give a copy of a graph, with that for adapters beside it, so that an engine opens no other in its place."""
     copy = graph.with_name(f"copy.{graph.name}")
     beside, made = (one.with_name(ADAPTED + one.name) for one in (graph, copy))
@@ -110,7 +124,7 @@ def check_adapters(
     with (
         in_float32(graph, contract) as (graph, contract),
         unrounded(graph, contract) as (graph, contract),
-        _under_another_name(graph, contract) as copy,
+        under_another_name(graph, contract) as copy,
     ):
         engine = open_engine("onnxruntime", copy, contract, exact_weights=True)
         try:
@@ -137,9 +151,7 @@ def _run(engine: Engine, reference: AdapterReference, with_adapters: bool, sourc
     contract, tokens, rows = engine.contract, reference.tokens, len(ROWS)
     cache, found = blank_cache(contract, rows, len(tokens)), []
     cache |= {name: tensor.expand(rows, *tensor.shape[1:]).contiguous() for name, tensor in source.items()}
-    given: dict[str, Tensor] = {}
-    if with_adapters:
-        given = {ADAPTER: torch.tensor(ROWS), OWNERS: reference.owners} | reference.matrices
+    given = reference.given if with_adapters else {}
     most = min(len(tokens) // 2 + 1, MOST_READ)
     for begin in range(0, len(tokens), most):
         part = torch.tensor(tokens[begin : begin + most]).expand(rows, -1).contiguous()

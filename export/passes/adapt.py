@@ -5,7 +5,7 @@ may mix adapters in one call, and a row without one adds zeros to what the produ
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import onnx_ir as ir
@@ -65,7 +65,7 @@ def adapt(model: ir.Model, adapters: Adapters) -> int:
     own = op("Equal", first, op("Unsqueeze", given[OWNERS], op.stored([0])))
     nothing = constant(graph, "adapters.nothing", torch.zeros(()), dtype)  # others' columns may be infinite
     of_rows = op("Unsqueeze", own, op.stored([1]))  # [B, 1, columns]
-    tokens = op("Concat", op("Shape", graph.inputs[0]), op.stored([1]), axis=0)
+    tokens = op("Concat", op("Shape", graph.inputs[0], end=2), op.stored([1]), axis=0)  # of sound there is more
     size = op("Concat", op.stored([-1]), op("Shape", given[OWNERS]), axis=0)
     of_tokens = op("Reshape", op("Expand", of_rows, tokens), size)  # [B · S, columns], where rows lie one after another
     shares = {3: of_rows, 2: of_tokens}
@@ -80,10 +80,14 @@ def adapt(model: ir.Model, adapters: Adapters) -> int:
             raise ExportError(f"{node.name} gives {place.name} of the shape {place.shape}; please report it")
         op = Nodes(graph)
         parts = []
-        for name in _modules(node):
-            narrow = op("MatMul", hidden, op("Transpose", given[products[name].down], perm=[1, 0]))
-            narrow = op("Where", shares[rank], narrow, nothing)
-            parts.append(op("MatMul", narrow, given[products[name].up]))
+        for name, columns in _modules(node).items():
+            if name in products:
+                narrow = op("MatMul", hidden, op("Transpose", given[products[name].down], perm=[1, 0]))
+                narrow = op("Where", shares[rank], narrow, nothing)
+                parts.append(op("MatMul", narrow, given[products[name].up]))
+            else:  # of a draft that asks keys of the same source
+                rows = op("Concat", op("Shape", hidden, end=-1), op.stored([columns]), axis=0)
+                parts.append(op("Expand", nothing, rows))
         added = parts[0] if len(parts) == 1 else op("Concat", *parts, axis=-1)
         users = list(place.uses())
         whole = op("Add", place, added)
@@ -97,10 +101,10 @@ def adapt(model: ir.Model, adapters: Adapters) -> int:
     return len(places)
 
 
-def _modules(node: ir.Node) -> Iterator[str]:
-    """Yield the modules of a product, several where their matrices were merged."""
+def _modules(node: ir.Node) -> dict[str, int]:
+    """Return the modules of a product, and the columns of each of several whose matrices were merged."""
     if node.op_type not in ("MatMul", "Gemm") or node.inputs[1] is None:
-        return
-    for name in str(node.metadata_props.get(MERGED, node.inputs[1].name)).split(" "):
-        if found := MATRIX.fullmatch(name):
-            yield found[1]
+        return {}
+    names = str(node.metadata_props.get(MERGED, f"{node.inputs[1].name} 0")).split(" ")
+    each = ((MATRIX.fullmatch(name), int(columns)) for name, columns in zip(names[::2], names[1::2], strict=True))
+    return {found[1]: columns for found, columns in each if found is not None}

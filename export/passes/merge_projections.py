@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-MERGED = "trt_spec.merged"  # of a product: the names of the matrices that are one in it
+MERGED = "trt_spec.merged"  # of a product: the names of the matrices that are one in it, and the columns of each
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _merge(graph: ir.Graph, parts: Sequence[_Projection]) -> None:
     if block := parts[0].block:
         matrix = [tape.op("DequantizeLinear", matrix, {"axis": 0, "block_size": block})]
     found = tape.op("MatMul", [product.inputs[0], *matrix])
-    of = [str(part.product.inputs[1].name) for part in parts if part.product.inputs[1] is not None]
+    of = [f"{part.product.inputs[1].name} {part.columns}" for part in parts if part.product.inputs[1] is not None]
     tape.nodes[-1].metadata_props[MERGED] = " ".join(of)
     if bias:
         found = tape.op("Add", [found, *bias])

@@ -1,16 +1,20 @@
 """Compare a written encoder in ONNX Runtime with the checkpoint's in torch, over sources of unlike lengths together."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ...engines import EncoderContract, Engine, open_engine, output_name
+from ...engines import Adapters, EncoderContract, Engine, open_engine, output_name
 from ..checking.check import Errors, in_float32
+from ..checking.check_adapters import ROWS, RandomAdapters, under_another_name
 from .with_source import WithSource
 
+NO_MORE: Mapping[str, Tensor] = MappingProxyType({})
 Made = list[dict[str, list[Tensor]]]  # of each source, what each model makes of it
 
 
@@ -21,15 +25,40 @@ def encoder_reference(models: Mapping[str, WithSource], sources: Sequence[Mappin
     return [{name: model.made_of(hidden) for name, model in models.items()} for hidden in heard]
 
 
+def adapted_reference(
+    models: Mapping[str, WithSource],
+    sources: Sequence[Mapping[str, Tensor]],
+    traced: nn.Module,
+    room: Adapters,
+) -> tuple[Made, Mapping[str, Tensor]]:
+    """Compute the same of the first sources, each with a random adapter or none; and what a graph is given then."""
+    adapters, made = RandomAdapters(traced, room), []
+    for source, adapter in zip(sources, ROWS, strict=False):
+        with adapters.beside(adapter):
+            made += encoder_reference(models, [source])
+    return made, adapters.given()
+
+
 def check_encoder(
-    graph: Path, contract: EncoderContract, sources: Sequence[Mapping[str, Tensor]], made: Made, quantised: bool
+    graph: Path,
+    contract: EncoderContract,
+    sources: Sequence[Mapping[str, Tensor]],
+    made: Made,
+    quantised: bool,
+    adapters: Mapping[str, Tensor] = NO_MORE,
 ) -> dict[str, Any]:
-    """Refuse a graph that gives other keys and values; returns the errors, in standard deviations, for the manifest."""
+    """Refuse a graph that gives other keys and values; returns the errors, in standard deviations, for the manifest.
+
+    With the inputs of `adapters` it is the graph that has room for them.
+    """
     errors = Errors(1.0)
-    with in_float32(graph, contract) as (graph, contract):
+    with (
+        in_float32(graph, contract) as (graph, contract),
+        under_another_name(graph, contract) if adapters else nullcontext(graph) as graph,
+    ):
         engine = open_engine("onnxruntime", graph, contract, exact_weights=quantised)
         try:
-            found = run_encoder(engine, contract, sources)
+            found = run_encoder(engine, contract, sources[: len(made)], adapters)
         finally:
             engine.close()
     for place, each in enumerate(made):
@@ -41,7 +70,10 @@ def check_encoder(
 
 
 def run_encoder(
-    engine: Engine, contract: EncoderContract, sources: Sequence[Mapping[str, Tensor]]
+    engine: Engine,
+    contract: EncoderContract,
+    sources: Sequence[Mapping[str, Tensor]],
+    given: Mapping[str, Tensor] = NO_MORE,
 ) -> dict[str, Tensor]:
     """Run an encoder over several sources at once; shorter ones are padded with what it must not read."""
     if contract.sound is not None:
@@ -59,5 +91,5 @@ def run_encoder(
         for model, states in contract.feeds.items()
         for state in states
     }
-    engine.step(inputs, outputs).run()
+    engine.step({**inputs, **given}, outputs).run()
     return outputs

@@ -21,12 +21,19 @@ class TracedEncoder(nn.Module):
     def __init__(self, models: Sequence[WithSource]) -> None:
         super().__init__()
         self.models: Any = nn.ModuleList(models)
-        self.encoder: Any = models[0].encoder
-        self.biases = biases_of(self.encoder)
+        _put(self, models[0].encoder_name, models[0].encoder)
+        self.biases = biases_of(models[0].encoder)
+
+    @property
+    def stack(self) -> Any:
+        return self.models[0].encoder
 
     @property
     def config(self) -> Any:
-        return self.encoder.config
+        return self.stack.config
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.models[0].get_output_embeddings()  # type: ignore[no-any-return]
 
     def set_attn_implementation(self, name: str) -> None:
         for model in self.models:
@@ -37,14 +44,14 @@ class TracedEncoder(nn.Module):
             return self._hears(source[0]) if len(source) == 1 else self._reads(*source)
 
     def _hears(self, sound: Tensor) -> tuple[Tensor, ...]:
-        narrow = sound.to(next(self.encoder.parameters()).dtype)
-        return self._fed(self.encoder(input_features=narrow).last_hidden_state, None)
+        narrow = sound.to(next(self.stack.parameters()).dtype)
+        return self._fed(self.stack(input_features=narrow).last_hidden_state, None)
 
     def _reads(self, source_ids: Tensor, source_length: Tensor) -> tuple[Tensor, ...]:
         seen = seen_of(source_length, source_ids.shape[1])
         positions = torch.arange(source_ids.shape[1])[None]
-        with placed(self.encoder, self.biases, positions):
-            hidden = self.encoder(input_ids=source_ids, attention_mask=seen).last_hidden_state
+        with placed(self.stack, self.biases, positions):
+            hidden = self.stack(input_ids=source_ids, attention_mask=seen).last_hidden_state
         return self._fed(hidden, seen)
 
     def _fed(self, hidden: Tensor, seen: Tensor | None) -> tuple[Tensor, ...]:
@@ -54,6 +61,15 @@ class TracedEncoder(nn.Module):
             model.say_something(hidden, seen, cache)
             found += cache.cross_attention_cache.made
         return tuple(found)
+
+
+def _put(module: nn.Module, name: str, part: nn.Module) -> None:
+    """Make a part of a module one, by the name that it has in its own model: adapters name its layers so."""
+    *above, last = name.split(".")
+    for one in above:
+        module.add_module(one, nn.Module())
+        module = module.get_submodule(one)
+    module.add_module(last, part)
 
 
 class _Yes:

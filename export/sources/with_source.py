@@ -37,6 +37,7 @@ class WithSource(nn.Module):
         super().__init__()
         self.model = model
         encoder, decoder, said = model.get_encoder(), model.get_decoder(), model.get_output_embeddings()
+        self.encoder_name = next(name for name, module in model.named_modules() if module is encoder)
         elsewhere = _Elsewhere(encoder.main_input_name)
         for module in model.modules():
             if getattr(module, "encoder", None) is encoder:

@@ -7,6 +7,7 @@ noise. So no choice can bias the output.
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -33,9 +34,9 @@ PRICES = 32  # levels of what there is to read, in rounds without proposals
 class ByCosts(Chooser):
     """Holds what a controller has chosen for one request, from the drafters that it has estimates of."""
 
-    def __init__(self, estimates: dict[str, Estimate], beyond: int, shapes: Shapes, adapter: str = "") -> None:
+    def __init__(self, estimates: dict[str, Estimate], beyond: int, shapes: Shapes, adapter: object = None) -> None:
         super().__init__()
-        self.adapter = adapter  # of the request; a draft has none, so that it meets with less success
+        self.adapter = adapter  # of the request, if it has one; a draft has none, so that it meets with less success
         self.estimates = estimates
         self.beyond = beyond  # the most proposals that it may have beside its line
         self._shapes = shapes
@@ -144,16 +145,17 @@ class Controller:
 
     def forget(self) -> None:
         """Forget earlier requests; expect new ones to behave as measured."""
-        self._usual: dict[tuple[str, str], Estimate] = {}  # by drafter and adapter
+        self._usual: dict[str, Estimate] = {}  # by drafter
+        self._with_adapters: WeakKeyDictionary[object, dict[str, Estimate]] = WeakKeyDictionary()  # while these exist
 
-    def _usually(self, drafter: str, adapter: str) -> Estimate:
-        """Return what is expected of a drafter where the target has this adapter."""
-        if (drafter, adapter) not in self._usual:
-            measured = Estimate(self.costs.acceptance[drafter], self.costs.proposing[drafter])
-            self._usual[drafter, adapter] = measured
-        return self._usual[drafter, adapter]
+    def _usually(self, drafter: str, adapter: object) -> Estimate:
+        """Return what is expected of a drafter where the target has this adapter, or none."""
+        usual = self._usual if adapter is None else self._with_adapters.setdefault(adapter, {})
+        if drafter not in usual:
+            usual[drafter] = Estimate(self.costs.acceptance[drafter], self.costs.proposing[drafter])
+        return usual[drafter]
 
-    def begin(self, drafters: Sequence[str], beyond: int = 0, adapter: str = "") -> ByCosts:
+    def begin(self, drafters: Sequence[str], beyond: int = 0, adapter: object = None) -> ByCosts:
         """Make the chooser of a new request, which expects each drafter to do as for the last with its adapter."""
         usual = [(name, self._usually(name, adapter)) for name in drafters]
         held = min(max(HELD_ALONE, usual[0][1].examined), HELD_KNOWN) if len(usual) == 1 else HELD_BEFORE

@@ -126,7 +126,7 @@ class DraftingRules:
         """Return the most proposals in each of so many lines."""
         return self.longest if lines == 1 or self.most is None else min(self.longest, self.most // lines)
 
-    def chooser(self, drafting: Drafting, adapter: str = "") -> Chooser:
+    def chooser(self, drafting: Drafting, adapter: object = None) -> Chooser:
         """Make the chooser of one request, for which the target has this adapter."""
         length, drafter = drafting.length, drafting.drafter
         if isinstance(length, EntropyRule):

@@ -1,7 +1,7 @@
 """Holds the adapters that are loaded, side by side as graphs read them, and knows which row has which."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -10,7 +10,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from ...engines import ADAPTER, OWNERS, Adapters, RequestError
+from ...engines import ADAPTER, OWNERS, Adapters, Bundle, RequestError
 from .adapter_files import Read
 
 NONE = 0  # the number of rows without an adapter
@@ -31,11 +31,27 @@ class Loaded:
         return any(not one.finished for one in self.users)
 
 
+@dataclass(eq=False)
+class Held:
+    """A hold on an adapter, as if by one request."""
+
+    adapter: Loaded
+    finished: bool = False
+
+
+def rooms_of(bundle: Bundle) -> list[Adapters]:
+    """Return the room that a bundle's target has for adapters, and that of its encoder."""
+    found = (bundle.target, bundle.encoder)
+    return [one.contract.adapters for one in found if one is not None and one.contract.adapters is not None]
+
+
 class AdapterPool:
     """The memory of all adapters, made when the first is loaded. It stays in place, so that rounds may be recorded."""
 
-    def __init__(self, room: Adapters, dtype: str, device: str, max_rows: int) -> None:
-        self.room = room
+    def __init__(self, rooms: Sequence[Adapters], dtype: str, device: str, max_rows: int) -> None:
+        """Make no memory yet, for the room of the target and that of its encoder, if it has one."""
+        self._target = rooms[0].names
+        self.room = room = replace(rooms[0], products=tuple(one for each in rooms for one in each.products))
         self.loaded: dict[str, Loaded] = {}
         self._leaving: list[Loaded] = []  # unloaded, but still in use
         self.dtype, self._device = getattr(torch, dtype), device
@@ -96,10 +112,17 @@ class AdapterPool:
                 raise RequestError(f"there is no adapter {name!r}; loaded are: {known}", "adapter")
             return self.loaded[name]
 
-    def join(self, request: Any, adapter: Loaded) -> None:
-        """Keep an adapter for a request; refuse one that was unloaded since it was named."""
+    def hold(self, name: str) -> Held:
+        """Keep an adapter until the hold has finished."""
         with self._lock:
-            if self.named(adapter.name) is not adapter:
+            held = Held(self.named(name))
+            held.adapter.users.add(held)
+            return held
+
+    def join(self, request: Any, adapter: Loaded) -> None:
+        """Keep an adapter for a request; refuse one that was unloaded since it was named, unless others keep it."""
+        with self._lock:
+            if not (adapter in self._leaving and adapter.in_use) and self.named(adapter.name) is not adapter:
                 raise RequestError(f"adapter {adapter.name!r} was loaded anew; submit the request again", "adapter")
             adapter.users.add(request)
 
@@ -138,5 +161,12 @@ class AdapterPool:
         columns = self.columns(first, rows)
         if not columns:
             return {}
-        given = {name: matrix[:columns] for name, matrix in self._matrices.items()}
+        given = {name: self._matrices[name][:columns] for name in self._target}
         return given | {ADAPTER: self._index[first : first + rows], OWNERS: self._owners[:columns]}
+
+    def inputs_of(self, adapter: Loaded, room: Adapters) -> Mapping[str, Tensor]:
+        """Return what a call over one row of an encoder is given, which has this adapter."""
+        rank = self.room.rank
+        own = slice((adapter.number - 1) * rank, adapter.number * rank)
+        given = {name: self._matrices[name][own] for name in room.names}
+        return given | {ADAPTER: self._owners[own][:1], OWNERS: self._owners[own]}

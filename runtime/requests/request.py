@@ -122,11 +122,6 @@ class Request:
         self.finished = state is State.FINISHED
 
     @property
-    def adapter_name(self) -> str:
-        """The name of its adapter, empty if it has none."""
-        return "" if self.adapter is None else self.adapter.name
-
-    @property
     def length(self) -> int:
         """The number of committed tokens."""
         return len(self.prompt) + len(self.token_ids)

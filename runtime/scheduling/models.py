@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 
 from ...engines import BLOCK_TOKENS, Bundle, Engine
 from ..drafters import ForeignDraft
-from ..memory.adapter_pool import AdapterPool
+from ..memory.adapter_pool import AdapterPool, rooms_of
 from ..memory.budget import SPREAD, tokens_in
 from ..memory.features import Features
 from ..memory.model import Model
@@ -40,8 +40,9 @@ class Models:
             most_tokens=self.most_tokens,
             kept_blocks=self.kept_blocks,
         )
-        room, device = contracts[0].adapters, own[0].device
-        self.adapters = None if room is None else AdapterPool(room, contracts[0].dtype, device, max_rows)
+        self.adapters = None
+        if contracts[0].adapters is not None:
+            self.adapters = AdapterPool(rooms_of(bundle), contracts[0].dtype, own[0].device, max_rows)
         self.target = target = make(own[0], longest_source=longest[0], adapters=self.adapters)
         self.drafts = tuple(
             make(
@@ -57,7 +58,8 @@ class Models:
         self.all = [target, *self.drafts, *self.with_own_tokens]
         of_sources = (prefix_bytes or 0) // 2 // max(1, len(encoders))
         self.encoders = [
-            Encoder(engine, bundle.encoders[name].contract, self.named, of_sources) for name, engine in encoders.items()
+            Encoder(engine, bundle.encoders[name].contract, self.named, of_sources, self.adapters)
+            for name, engine in encoders.items()
         ]
 
     def _with_own_tokens(self, bundle: Bundle, engine: Engine, max_rows: int) -> Model:

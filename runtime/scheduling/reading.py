@@ -12,8 +12,7 @@ from ..drafters.windows import Windows
 from ..memory.full import CacheFull
 from ..memory.model import Model
 from ..requests.request import Request, failing
-from ..sources.encoder import Encoder
-from ..sources.source import Source
+from ..sources.encoder import Encoder, Wanted
 from ..state.asked import NOTHING
 from ..state.plan import LEAST_WINDOW
 from ..state.rows import Rows
@@ -165,10 +164,14 @@ class Reading:
         }
 
 
-def _sources_of(occupants: Sequence[Occupant], encoder: Encoder) -> dict[int, tuple[str, Source]]:
-    """Return the sources that this encoder has not read, by row, each with the key of those that may find it."""
+def _sources_of(occupants: Sequence[Occupant], encoder: Encoder) -> dict[int, Wanted]:
+    """Return the sources that this encoder has not read, by row."""
     each = ((one.row, one.request) for one in occupants if encoder.lacks(one.row))
-    return {row: (request.cache_salt, request.source) for row, request in each if request.source is not None}
+    return {
+        row: Wanted(request.cache_salt, request.source, request.adapter)
+        for row, request in each
+        if request.source is not None
+    }
 
 
 def _drafts_of(lacking: Mapping[int, Mapping[Model, int]]) -> set[Model]:

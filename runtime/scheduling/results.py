@@ -4,8 +4,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
+from weakref import WeakKeyDictionary
 
 from ..lengths.drafting import DraftingRules
+from ..memory.adapter_pool import Loaded
 from ..memory.model import Model
 from ..requests.metrics import Beside, Outcome, Speculation
 from ..requests.request import failing
@@ -23,7 +25,7 @@ class Results:
     def __init__(self, target: Model, planner: Planner, rules: DraftingRules) -> None:
         self.speculation = Speculation()
         self.by_drafter: defaultdict[str, Speculation] = defaultdict(Speculation)  # of rounds that proposed
-        self.by_adapter: defaultdict[str, Speculation] = defaultdict(Speculation)  # of requests that have one
+        self.by_adapter: WeakKeyDictionary[Loaded, Speculation] = WeakKeyDictionary()  # of requests that have one
         self._target, self._planner, self._rules = target, planner, rules
 
     def give_all(self, flight: LaunchedRound, live: Sequence[Occupant], began: float) -> None:
@@ -54,7 +56,7 @@ class Results:
                 for counts in (self.speculation, request.speculation):
                     counts.add_round(outcome)
                 if request.adapter is not None:
-                    self.by_adapter[request.adapter.name].add_round(outcome)
+                    self.by_adapter.setdefault(request.adapter, Speculation()).add_round(outcome)
                 if outcome.proposed:
                     self.by_drafter[request.drafting.drafter].add_round(outcome)
             if beaming.search.done:
@@ -73,7 +75,7 @@ class Results:
             self.by_drafter[share.drafter].add_round(outcome, beside)
         occupant.request.speculation.add_round(outcome, beside)
         if occupant.request.adapter is not None:
-            self.by_adapter[occupant.request.adapter.name].add_round(outcome, beside)
+            self.by_adapter.setdefault(occupant.request.adapter, Speculation()).add_round(outcome, beside)
         occupant.chooser.observe(share.drafter or "none", outcome, result.entropies[: outcome.examined], beside)
 
     def give(self, occupant: Occupant, share: Share, result: RowResult) -> int:

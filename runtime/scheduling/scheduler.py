@@ -9,6 +9,7 @@ from ..drafters import Drafter
 from ..drafters.windows import Windows
 from ..lengths.controller import Behind
 from ..lengths.drafting import DraftingRules
+from ..memory.adapter_pool import Loaded
 from ..memory.full import CacheFull
 from ..requests.metrics import Speculation
 from ..state.frame import Frame
@@ -79,9 +80,8 @@ class Scheduler:
     def by_drafter(self) -> dict[str, Speculation]:
         return dict(self._results.by_drafter)
 
-    @property
-    def by_adapter(self) -> dict[str, Speculation]:
-        return dict(self._results.by_adapter)
+    def by_adapter(self, loaded: Mapping[str, Loaded]) -> dict[str, Speculation]:
+        return {name: self._results.by_adapter[one] for name, one in loaded.items() if one in self._results.by_adapter}
 
     @property
     def recorded(self) -> bool:
@@ -175,7 +175,7 @@ class Scheduler:
         for occupant in self.live:
             if occupant.drafting is not occupant.request.drafting:
                 occupant.drafting = occupant.request.drafting
-                occupant.chooser = self._rules.chooser(occupant.drafting, occupant.request.adapter_name)
+                occupant.chooser = self._rules.chooser(occupant.drafting, occupant.request.adapter)
         if self._rules.controller is not None:
             self._rules.controller.choose([occupant.chooser for occupant in self.live], self._behind)
 

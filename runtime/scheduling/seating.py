@@ -109,7 +109,7 @@ class Seating:
             return True
         drafting = request.drafting
         self._admitted += 1
-        occupant = Occupant(request, drafting, self._rules.chooser(drafting, request.adapter_name), row, self._admitted)
+        occupant = Occupant(request, drafting, self._rules.chooser(drafting, request.adapter), row, self._admitted)
         self.prefilling.append(occupant)
         request.state = State.PREFILLING
         admit(self._rows, row, request.prompt, request.params, request.noise_seed, self._target.vocab_size)

@@ -4,11 +4,13 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from sys import maxsize
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...engines import EncoderContract, Engine, output_name
+from ..memory.adapter_pool import AdapterPool, Loaded
 from ..memory.cache import nbytes
 from ..memory.model import Model
 from ..memory.source_rows import SourceRows
@@ -17,14 +19,31 @@ from .source import Source
 MULTIPLE = 16  # tokens of a source and its padding: an engine may prepare for each length that it meets
 
 
+class Wanted(NamedTuple):
+    """A source that a row needs. The key is known to those that may find what was made of it."""
+
+    key: str
+    source: Source
+    adapter: Loaded | None = None
+
+
 class Encoder:
     """Binds an encoder's engine to the caches of the models that it feeds.
 
-    It keeps what it has made of the last sources, up to `most_bytes`, and of the very last in any case.
+    It keeps what it has made of the last sources, up to `most_bytes`, and of the very last in any case. What it makes
+    with an adapter all of these models read, drafts as they are.
     """
 
-    def __init__(self, engine: Engine, contract: EncoderContract, models: Mapping[str, Model], most_bytes: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        contract: EncoderContract,
+        models: Mapping[str, Model],
+        most_bytes: int,
+        adapters: AdapterPool | None = None,
+    ) -> None:
         self._engine, self._contract = engine, contract
+        self._adapters = adapters if contract.adapters is not None else None  # that of a draft alone has none
         self._rows = {name: _rows_of(models[name]) for name in contract.feeds if name in models}
         self._kept: OrderedDict[str, dict[str, list[Tensor]]] = OrderedDict()
         self._most = most_bytes
@@ -46,20 +65,25 @@ class Encoder:
         """Whether a row of the models that it feeds has nothing of a source."""
         return not next(iter(self._rows.values())).entries[row]
 
-    def read(self, wanted: Mapping[int, tuple[str, Source]], budget: int = maxsize) -> int:
+    def open_adapters(self) -> None:
+        """Open the graph that has room for adapters, if there is one."""
+        if self._adapters is not None:
+            self._engine.open_adapters()
+
+    def read(self, wanted: Mapping[int, Wanted], budget: int = maxsize) -> int:
         """Give rows of each model what there is of their sources; return how many entries had to be computed.
 
         What has been made of a source before is known by a key, which those share that may find it. Of the other
         sources it reads the first whatever it takes, and more within the budget.
         """
-        unknown = {key: source for key, source in wanted.values() if key not in self._kept}
+        unknown = {one.key: one for one in wanted.values() if one.key not in self._kept}
         read = 0
         while unknown and read < budget:
             some = self._together(unknown, budget - read)
             self._kept |= zip(some, self._made_of(list(some.values())), strict=True)
-            unknown = {key: source for key, source in unknown.items() if key not in some}
-            read += sum(map(self._entries, some.values()))
-        for row, (key, _) in wanted.items():
+            unknown = {key: one for key, one in unknown.items() if key not in some}
+            read += sum(self._entries(one.source) for one in some.values())
+        for row, (key, *_) in wanted.items():
             if key in self._kept:
                 self._kept.move_to_end(key)
                 for name, made in self._kept[key].items():
@@ -67,14 +91,20 @@ class Encoder:
         self._forget_some()
         return read
 
-    def _together(self, sources: Mapping[str, Source], budget: int) -> dict[str, Source]:
-        """Return the first of these sources, and others of its width that the engine reads with it."""
-        first, *others = sources.items()
-        found, width = dict([first]), self._width(first[1])
-        for key, source in others if self._engine.reads_together else ():
-            if self._width(source) == width and (len(found) + 1) * width <= budget:
-                found[key] = source
+    def _together(self, wanted: Mapping[str, Wanted], budget: int) -> dict[str, Wanted]:
+        """Return the first of these sources, and others of its width that the engine reads with it.
+
+        One that has an adapter is alone.
+        """
+        first, *others = wanted.items()
+        found, width = dict([first]), self._width(first[1].source)
+        for key, one in others if self._engine.reads_together and not self._adapts(first[1]) else ():
+            if self._width(one.source) == width and (len(found) + 1) * width <= budget and not self._adapts(one):
+                found[key] = one
         return found
+
+    def _adapts(self, one: Wanted) -> bool:
+        return self._adapters is not None and one.adapter is not None
 
     def _entries(self, source: Source) -> int:
         return self._contract.longest if self._contract.sound else len(source.ids)
@@ -84,17 +114,23 @@ class Encoder:
         entries = self._entries(source)
         return entries if self._contract.sound else -(-entries // MULTIPLE) * MULTIPLE
 
-    def _made_of(self, sources: Sequence[Source]) -> list[dict[str, list[Tensor]]]:
+    def _made_of(self, wanted: Sequence[Wanted]) -> list[dict[str, list[Tensor]]]:
         """Return for each source, and each model that is fed, what there is for each of its states [heads, T, size]."""
+        sources = [one.source for one in wanted]
         contract, device, width = self._contract, self._engine.device, self._width(sources[0])
         entries = [self._entries(source) for source in sources]
         if contract.sound:
-            inputs = {"sound": torch.stack([source.pictures[contract.sound] for source in sources]).to(device)}
+            inputs: dict[str, Tensor] = {
+                "sound": torch.stack([source.pictures[contract.sound] for source in sources]).to(device)
+            }
         else:
             ids = torch.zeros(len(sources), width, dtype=torch.int64)
             for row, source in enumerate(sources):
                 ids[row, : entries[row]] = torch.tensor(source.ids)
             inputs = {"source_ids": ids.to(device), "source_length": torch.tensor(entries, device=device)}
+        if self._adapters is not None and wanted[0].adapter is not None:
+            assert contract.adapters is not None
+            inputs |= self._adapters.inputs_of(wanted[0].adapter, contract.adapters)
         made = {
             output_name(model, state): torch.zeros(
                 state.memory(len(sources), width), dtype=getattr(torch, state.dtype), device=device

@@ -12,10 +12,10 @@ from torch import Tensor
 from ...engines import ENGINES, Step, engines_of, open_engine
 from ...engines.bundle import TARGET
 from ...runtime.memory.adapter_files import read_adapter
-from ...runtime.memory.adapter_pool import AdapterPool
+from ...runtime.memory.adapter_pool import AdapterPool, rooms_of
 from ...runtime.memory.features import Features
 from ...runtime.memory.model import Absorbs, Model, Tokens
-from ...runtime.sources.encoder import Encoder
+from ...runtime.sources.encoder import Encoder, Wanted
 from ...runtime.sources.source import read_source
 from ..example_sources import example_source
 from .subject import Subject
@@ -25,11 +25,11 @@ NEVER = -1e9  # a logit whose token is not said, and that can be subtracted from
 
 def _seated(subject: Subject) -> AdapterPool | None:
     """Return the memory of the subject's adapter, which every row has."""
-    room = subject.bundle.target.contract.adapters
-    if subject.adapter is None or room is None:
+    rooms = rooms_of(subject.bundle)
+    if subject.adapter is None or not rooms:
         return None
-    pool = AdapterPool(room, subject.bundle.target.contract.dtype, subject.device, subject.batch)
-    adapter = pool.load("", subject.adapter, read_adapter(subject.adapter, room, pool.dtype))
+    pool = AdapterPool(rooms, subject.bundle.target.contract.dtype, subject.device, subject.batch)
+    adapter = pool.load("", subject.adapter, read_adapter(subject.adapter, pool.room, pool.dtype))
     for row in range(subject.batch):
         pool.seat(row, adapter)
     return pool
@@ -47,6 +47,8 @@ class Probe:
         bundle = subject.bundle
         contract = bundle.models[role].contract
         engine = engines_of(subject.engine)[role != TARGET]
+        adapters = _seated(subject) if role == TARGET else None
+        self._adapter = None if adapters is None else adapters.named("")
         self.engine = open_engine(engine, bundle.graph(role), contract, subject.device)
         self._target = target
         features = None if target is None else Features(target.model.cache, bundle.features(role))
@@ -57,7 +59,7 @@ class Probe:
             bundle.capacity_of(role),
             features=features,
             longest_source=bundle.longest_source(role),
-            adapters=_seated(subject) if role == TARGET else None,
+            adapters=adapters,
         )
         self._bundle, self._lock = bundle, Lock()
         self._unsaid = torch.tensor(bundle.tokenizer.unsaid_ids, dtype=torch.int64)
@@ -67,6 +69,7 @@ class Probe:
                 one.contract,
                 {role: self.model},
                 most_bytes=0,
+                adapters=adapters,
             )
             for name, one in bundle.encoders.items()
             if role in one.contract.feeds
@@ -102,7 +105,7 @@ class Probe:
         for name, encoder in self._encoders.items():
             source = example_source(self._bundle, int(tokens[0]))
             read = read_source(source, [self._bundle.encoders[name].contract], self._bundle.tokenizer.vocab_size)
-            encoder.read(dict.fromkeys(range(batch), (read.digest, read)))
+            encoder.read(dict.fromkeys(range(batch), Wanted(read.digest, read, self._adapter)))
         tokens = tokens[:end]
         keeps = bool(self.engine.contract.kept)  # else there is nothing to read for
         for row in range(batch if keeps and len(tokens) else 0):

@@ -27,6 +27,12 @@ async def unload_adapter(request: Request) -> Response:
     body = await body_of(request, UnloadAdapterBody)
     if body.lora_name not in service.decoder.adapters:
         raise ApiError(404, f"there is no adapter {body.lora_name!r}", "lora_name", "model_not_found")
+    if body.lora_name in service.lasting:
+        raise ApiError(
+            400,
+            f"adapter {body.lora_name!r} is the server's own (--adapter); clients unload what they load",
+            "lora_name",
+        )
     await run_in_threadpool(service.decoder.unload_adapter, body.lora_name)
     return json_response(Status(f"adapter {body.lora_name} is unloaded"))
 

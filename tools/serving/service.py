@@ -60,6 +60,7 @@ class Service:
     kept_answers: KeptAnswers = field(default_factory=KeptAnswers)
     traces: "Traces | None" = None
     adapter_root: Path | None = None  # a folder from which clients may load adapters; None: they may not
+    lasting: frozenset[str] = frozenset()  # adapters that they may not unload, since they did not load them
     keep_alive_seconds: float = 10.0
     created: int = field(default_factory=lambda: int(time.time()))
     _one_long: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
@@ -258,7 +259,7 @@ def open_service(
     spelling = Spelling(decoder.tokenizer, bundle.tokenizer_file)
     longest = Longest(decoder.tokenizer, bundle.tokenizer_file)
     marks = None if reasoning_parser is None else marks_of(reasoning_parser, template.special if template else ())
-    own = draft_length, drafter, left_open, kept, traces, adapter_root
+    own = draft_length, drafter, left_open, kept, traces, adapter_root, frozenset(adapter for adapter, _ in adapters)
     service = Service(stepper, spelling, template, names, metrics, longest, marks, *own)
     for adapter, folder in adapters:
         if adapter in names:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from ...engines import EngineError
 from ...engines.errors import first_line
 from ...runtime import Decoder, Output, Piece, Request, SamplingParams
+from ...runtime.memory.adapter_pool import Loaded
 from ...runtime.sources.source import Source
 from ...runtime.state.asked import DraftLength
 from .allowances import Allowances
@@ -45,7 +46,7 @@ class Submission(NamedTuple):
     priority: int = 0
     source: Source | Sequence[int] | None = None
     caller: str = ""  # whose allowance it counts for
-    adapter: str | None = None
+    adapter: str | Loaded | None = None  # by its name, or one that is held
 
 
 class Ticket:

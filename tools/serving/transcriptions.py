@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ...runtime import Output, SamplingParams
+from ...runtime.memory.adapter_pool import Loaded
 from ...runtime.transcribing.fallback import NONE, usual_above
 from ...runtime.transcribing.hearing import Window
 from ...runtime.transcribing.tokens import TASKS
@@ -83,6 +84,8 @@ async def _write_down(request: Request, task: str) -> Response:
         content, name, form = await read_form(request)
         service.require_model(form.model)
         transcriber.tokens.check(form.language, task)
+        named = service.adapter_of(form.model)
+        adapter = None if named is None else stack.enter_context(service.decoder.holding_adapter(named))
         news = Pieces()
 
         def begin() -> tuple[Work, Window]:
@@ -101,7 +104,7 @@ async def _write_down(request: Request, task: str) -> Response:
         with in_terms_of({"samples": "file"}):
             work, asked = await service.aside(begin, LONG_TEXT)  # one after another: it takes much memory
         kind = Streamed if form.stream else Whole
-        listening = Listening(service, work, asked, caller_of(request), service.adapter_of(form.model))
+        listening = Listening(service, work, asked, caller_of(request), adapter)
         return kind(service, listening, news, form.response_format, stack.pop_all())
 
 
@@ -129,7 +132,7 @@ class Pieces:
 class Listening:
     """Asks the decoder for one window after another, among the requests of other clients."""
 
-    def __init__(self, service: Service, work: Work, first: Window, caller: str, adapter: str | None) -> None:
+    def __init__(self, service: Service, work: Work, first: Window, caller: str, adapter: Loaded | None) -> None:
         self._service, self._work, self._asked, self._caller, self._adapter = service, work, first, caller, adapter
         self._group: RequestGroup | None = None
 

@@ -130,6 +130,20 @@ def test_an_adapter_in_use_stays_until_its_requests_end(adapted: Adapted, expect
         assert list(decoder.adapters) == ["narrow", "second", "third"]
 
 
+def test_one_that_is_held_stays_for_requests_that_come_later(adapted: Adapted, expected: dict) -> None:
+    with opened(adapted) as decoder:
+        with decoder.holding_adapter("wide") as held:
+            decoder.unload_adapter("wide")
+            decoder.load_adapter("wide", adapted.folders["narrow"])
+            rows = [decoder.submit(PROMPT, GREEDY, draft_length=3, adapter=one) for one in (held, "wide")]
+            assert run(decoder, rows) == [expected["wide"], expected["narrow"]]
+            with pytest.raises(RequestError, match="3 adapters are loaded, of which 1 are unloaded but still in use"):
+                decoder.load_adapter("third", adapted.folders["narrow"])
+        with pytest.raises(RequestError, match="was loaded anew"):
+            decoder.submit(PROMPT, GREEDY, adapter=held)
+        decoder.load_adapter("third", adapted.folders["narrow"])
+
+
 def test_a_place_that_is_free_again_keeps_nothing_of_what_was_there(adapted: Adapted, expected: dict) -> None:
     """`wide` has columns where `narrow` has none."""
     with Decoder.open(adapted.pair.bundle) as decoder:
@@ -146,6 +160,9 @@ def test_acceptance_is_told_for_each(adapted: Adapted) -> None:
         assert set(by_adapter) == {"wide", "narrow"}
         assert sum(one.proposed for one in by_adapter.values()) < decoder.speculation.proposed
         assert decoder.held_bytes["adapters"] > 0
+        decoder.unload_adapter("wide")
+        decoder.load_adapter("wide", adapted.folders["wide"])
+        assert set(decoder.by_adapter) == {"narrow"}
 
 
 def test_rows_whose_adapters_are_taken_for_one_another_show(adapted: Adapted, expected: dict) -> None:

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
-from trt_spec.engines import RequestError
+from transformers import AutoModelForCausalLM
 from trt_spec.export import export_bundle
 from trt_spec.runtime import Decoder, SamplingParams
 
@@ -15,7 +14,6 @@ from ...kit.bundles import Pair
 from ...kit.families import tiny_checkpoint
 from ...kit.heads import eagle3_head, mtp_head
 from ...kit.models import tiny_llama
-from ...kit.source_models import said_by_transformers, tiny_with_source
 
 pytestmark = pytest.mark.exhaustive
 PROMPT, TOKENS = [5, 9, 17, 5, 9, 20, 33], 16
@@ -89,27 +87,3 @@ def test_peft_and_the_bundle_name_layers_alike(tmp_path: Path) -> None:
     [target] = export_bundle(base, tmp_path / "bundle", check=False, **ROOM).models
     names = {name for name, _ in AutoModelForCausalLM.from_pretrained(base).named_modules()}
     assert {one.name for one in target.entry.contract.adapters.products} <= names
-
-
-def test_the_decoder_behind_a_source_has_them(tmp_path: Path) -> None:
-    """Of an encoder there is none yet: an adapter of one is refused by name."""
-    base = tiny_with_source("t5", tmp_path / "base")
-    export_bundle(base, tmp_path / "bundle", **ROOM)
-    own = {"kind": AutoModelForSeq2SeqLM, "task_type": "SEQ_2_SEQ_LM"}
-    decoders = r".*decoder\.block\.\d\.layer\.(0\.SelfAttention\.(q|k|v|o)|2\.DenseReluDense\.w[io])"
-    folders = {
-        name: adapter_of(base, tmp_path / name, seed, target_modules=decoders, **own)
-        for seed, name in enumerate(("one", "other"))
-    }
-    source = [5, 9, 17, 5, 9, 20, 33]
-    expected = {name: said_by_transformers("t5", base, [source], TOKENS, folders.get(name))[0] for name in {*ROWS}}
-    assert len({*map(tuple, expected.values())}) == 3
-    with opened(tmp_path / "bundle", folders) as decoder:
-        for length in (0, 3):
-            rows = [decoder.submit(params=GREEDY, source=source, adapter=one, draft_length=length) for one in ROWS]
-            while decoder.step():
-                pass
-            assert [list(one.output().token_ids) for one in rows] == [expected[one] for one in ROWS]
-        whole = adapter_of(base, tmp_path / "whole", target_modules=["q", "v"], **own)
-        with pytest.raises(RequestError, match=r"adapts .*encoder\.block\.0.* which this bundle has no room beside"):
-            decoder.load_adapter("whole", whole)

@@ -225,6 +225,28 @@ def test_the_next_request_expects_what_the_last_ones_got(tmp_path: Path):
         assert proposals_at_first() == first
 
 
+def test_what_was_learned_with_an_adapter_goes_when_it_does():
+    class Adapter:
+        pass
+
+    controller, adapter = Controller(table(acceptance=0.9), 8), Adapter()
+    name = next(iter(controller.costs.acceptance))
+    usual = controller._usually(name, None)
+    chooser = controller.begin([name], adapter=adapter)
+    for _ in range(50):
+        chooser.observe(name, Outcome(4, 0, 1), ())
+    controller.ended(chooser)
+    with_it = controller.begin([name], adapter=adapter)
+    assert (
+        with_it.estimates[name].acceptance
+        < 0.5
+        < usual.acceptance
+        == controller.begin([name]).estimates[name].acceptance
+    )
+    del adapter, chooser, with_it
+    assert len(controller._with_adapters) == 0
+
+
 @pytest.mark.parametrize("drafters", [["model"], ["model", "suffix"]])
 def test_to_choose_twice_for_one_round_changes_nothing(drafters: list[str]):
     """Where a round that ran ahead has to end first, the next one is chosen again: pauses count rounds, not choices."""

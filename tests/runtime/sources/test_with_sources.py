@@ -154,7 +154,7 @@ def test_sources_of_one_width_are_read_together_with_the_bits_of_each_alone(
     monkeypatch.setattr(Encoder, "_made_of", lambda self, some: ran.append(some) or made(self, some))
     with Decoder.open(t5, max_batch=8) as decoder:
         together = decoder.generate(sources=sources, params=GREEDY, draft_length=0)
-        assert [[len(one.ids) for one in some] for some in ran] == [[10, 11, 12, 13, 14], [30, 20]]
+        assert [[len(one.source.ids) for one in some] for some in ran] == [[10, 11, 12, 13, 14], [30, 20]]
         encoder = decoder._scheduler._encoders[0]
         for some in list(ran):
             for one, whole in zip(some, made(encoder, some), strict=True):

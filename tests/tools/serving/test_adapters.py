@@ -73,6 +73,12 @@ def test_one_is_loaded_and_unloaded_while_the_server_runs(loading: Served, adapt
     assert loading.http.post("/v1/unload_lora_adapter", json={"lora_name": "late"}).status_code == 404
 
 
+def test_clients_unload_only_what_clients_have_loaded(loading: Served, adapted: Adapted) -> None:
+    answer = loading.http.post("/v1/unload_lora_adapter", json={"lora_name": "wide"})
+    assert (answer.status_code, "is the server's own" in answer.json()["error"]["message"]) == (400, True)
+    assert tuple(said(loading, "wide")) == adapted.said("wide", PROMPT, 12)
+
+
 @pytest.mark.parametrize("path", ["/etc", "../../..", "narrow/adapter_config.json", "absent", "a\0b"])
 def test_nothing_is_loaded_from_elsewhere(loading: Served, path: str) -> None:
     answer = loading.http.post("/v1/load_lora_adapter", json={"lora_name": "other", "lora_path": path})

@@ -9,6 +9,7 @@ import httpx
 import openai
 import pytest
 import torch
+from transformers import AutoModelForSpeechSeq2Seq
 from trt_spec.runtime import Decoder
 from trt_spec.runtime.transcribing import fallback
 from trt_spec.runtime.transcribing.transcriber import Transcriber
@@ -18,6 +19,7 @@ from trt_spec.tools.serving.guard import MOST_SOUND_BYTES
 from trt_spec.tools.serving.transcriptions import Listening
 from trt_spec.tools.sound_files import sound_of
 
+from ...kit.adapters import adapter_of
 from ...kit.bundles import Pair, export_pair
 from ...kit.sounds import wav
 from ...kit.source_models import tiny_listener
@@ -114,6 +116,30 @@ def test_sounds_of_several_clients_are_heard_together_and_beside_a_client_that_l
             listening.http.post(PATH, files={"file": ("a.wav", SOUND)}, data={"language": "de"}, timeout=0.01)
         texts = {one.json()["text"] for one in pool.map(lambda _: ask(listening, language="de"), range(6))}
     assert len(texts) == 1
+
+
+def test_all_windows_are_heard_with_the_adapter_that_was_named(tmp_path, monkeypatch) -> None:
+    """Also if another is loaded in its place meanwhile."""
+    base = tiny_listener(tmp_path / "base")
+    pair = export_pair(base, tmp_path / "bundle", adapters=3, adapter_rank=4)
+    own = {"kind": AutoModelForSpeechSeq2Seq, "task_type": "SEQ_2_SEQ_LM", "target_modules": ["q_proj", "v_proj"]}
+    one, other = (adapter_of(base, tmp_path / name, seed, **own) for seed, name in enumerate(("one", "other")))
+    before = Listening.next
+    with serving(pair, names=["whisper"], template=None, adapters=[("one", one), ("other", other)]) as served:
+        texts = {name: ask(served, model=name, language="de").json()["text"] for name in ("whisper", "one", "other")}
+        assert len(set(texts.values())) == 3
+        decoder = served.service.decoder
+
+        async def meddling(self):
+            found = await before(self)
+            if decoder.adapters["one"] == one:
+                decoder.unload_adapter("one")
+                decoder.load_adapter("one", other)
+            return found
+
+        monkeypatch.setattr(Listening, "next", meddling)
+        assert ask(served, model="one", language="de").json()["text"] == texts["one"]
+        assert ask(served, model="one", language="de").json()["text"] == texts["other"]
 
 
 @pytest.mark.parametrize(
