@@ -51,6 +51,7 @@ ENGINES: dict[str, EngineKind] = {
             ("openvino",),
             ("openvino",),
             {"cpu": ("openvino",)},
+            adapters=True,
         ),
         EngineKind(
             "openvino-bfloat16",

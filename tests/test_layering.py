@@ -33,7 +33,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "steps": {"engine", "contract"},
         "recurrence": {"engine", "contract"},
         "onnxruntime": {"engine", "bundle", "contract", "onnx_types", "cores", "errors"},
-        "openvino": {"engine", "contract", "cores", "errors"},
+        "openvino": {"engine", "bundle", "contract", "cores", "errors"},
         "tensorrt": {"steps", "engine", "bundle", "contract", "errors"},
         "torch": {"engine", "bundle", "cache_folder", "contract", "onnx_types", "errors"},
         "table": {"engine", "contract", "errors"},

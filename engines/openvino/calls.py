@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..contract import SPARE_BLOCK
+from ..contract import ADAPTER, SPARE_BLOCK
 from .sizes import Compiled
 
 
@@ -24,6 +24,8 @@ class Call:
         self.begins[-1] -= 1  # the last sequence is empty
         self.blocks, self.block_begins = np.full(table + 1, SPARE_BLOCK, np.int32), np.zeros(sequences + 1, np.int32)
         self.longest = np.zeros((), np.int32)
+        self.adapter = np.zeros(tokens, np.int64)  # of each token
+        self._given: Mapping[str, Any] = {}
         self.request = request
         arrays = {
             "input_ids": self.ids,
@@ -40,6 +42,16 @@ class Call:
         for name, array in arrays.items():
             self.request.set_tensor(name, ov.Tensor(array, shared_memory=True))
         self._filled = tokens
+
+    def give(self, adapters: Mapping[str, Any]) -> None:
+        """Let the request read the memory of adapters, if there are some and it does not yet."""
+        if self._given is not adapters and adapters:
+            import openvino as ov
+
+            self._given = adapters
+            for name, tensor in adapters.items():
+                self.request.set_tensor(name, tensor)
+            self.request.set_tensor(ADAPTER, ov.Tensor(self.adapter, shared_memory=True))
 
     def run(self, target: Any) -> None:
         """Run, and write the logits to this tensor."""

@@ -1,18 +1,19 @@
 """OpenVINO on the CPU: the bundle's own graph, over a cache in blocks, with the tokens of all rows in one call."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from ..contract import Contract
+from ..bundle import ADAPTED
+from ..contract import ADAPTER, OWNERS, Contract
 from ..cores import usable_cores
 from ..engine import Engine, Step
 from ..errors import EngineError
-from .calls import Call, bound
+from .calls import Call, bound, shared
 from .library import core, library
 from .packing import NARROW, Packing
 from .sizes import Compiled, FixedSizes
@@ -37,14 +38,16 @@ class OpenVinoEngine(Engine):
     """A graph in a model for any number of tokens, and in models for the numbers that calls often have.
 
     The first one is slower whenever the number changes. So a step that runs in it is padded to the size of recent ones
-    if that costs less.
+    if that costs less. Rows with adapters run in another engine, over the graph that has room for them.
     """
 
     verify_width = NARROW
     takes_trees = takes_tails = False
     reads_together = own_threads = True
 
-    def __init__(self, graph: Path, contract: Contract, device: str, dtype: str, exact_weights: bool) -> None:
+    def __init__(
+        self, graph: Path, contract: Contract, device: str, dtype: str, exact_weights: bool, adapted: bool = False
+    ) -> None:
         if device != "cpu":
             raise EngineError(f"engine openvino runs on the device cpu, not on {device!r}; name that")
         if contract.dtype != "float32":
@@ -59,6 +62,10 @@ class OpenVinoEngine(Engine):
         from .graph import paged_model
 
         self.contract, self.device = contract.with_blocks().in_dtype(dtype), device
+        called = contract if adapted else contract.without_adapters
+        self._called = self.contract if adapted else self.contract.without_adapters
+        beside = graph.with_name(ADAPTED + graph.name)
+        self._with_adapters = cache(partial(OpenVinoEngine, beside, contract, device, dtype, exact_weights, True))
         settings = {
             "INFERENCE_NUM_THREADS": usable_cores(),
             "INFERENCE_PRECISION_HINT": DTYPES[dtype],
@@ -66,21 +73,27 @@ class OpenVinoEngine(Engine):
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0 if exact_weights else GROUP,
             "SNIPPETS_MODE": "DISABLE",  # kernels that a model for any number of tokens would not use
         }
-        model = paged_model(graph, contract)
+        model = paged_model(graph, called)
         try:
             self._any = Compiled(compiler.compile_model(model, "CPU", settings))
         except RuntimeError as error:
             raise EngineError(f"OpenVINO cannot compile {graph}: {_reason(error)}; use engine onnxruntime") from error
         self.fixed = FixedSizes(model, partial(compiler.compile_model, device_name="CPU", config=settings))
+        if adapted:
+            self.fixed.give_up()
         self._cache: tuple[int, ...] = ()  # addresses of the cache that the calls are bound to
         self._reading: Any = None  # the request that reads prompts
         self._size, self._smaller = 0, 0  # tokens of the last narrow call, and how many calls in a row needed fewer
 
     def step(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> Step:
-        sizes = self.contract.sizes({**inputs, **outputs})
-        cache = {name: inputs[f"past_{name}"] for name in self.contract.cache_names}
-        addresses = tuple(tensor.data_ptr() for tensor in cache.values())
+        if ADAPTER in inputs and self._called is not self.contract:
+            return self._with_adapters().step(inputs, outputs)
+        sizes = self._called.sizes({**inputs, **outputs})
+        states = {name: inputs[f"past_{name}"] for name in self.contract.cache_names}
+        addresses = tuple(tensor.data_ptr() for tensor in states.values())
         packing = Packing(inputs, outputs["logits"])
+        room = self._called.adapters
+        given = {} if room is None else {name: shared(inputs[name]) for name in (OWNERS, *room.names)}
 
         def run() -> None:
             if addresses != self._cache:  # the requests are bound to the old one
@@ -88,7 +101,7 @@ class OpenVinoEngine(Engine):
                 self.fixed.forget_calls()
                 self._reading, self._cache = None, addresses
             try:
-                self._run(packing, cache)
+                self._run(packing, states, given)
             except RuntimeError as error:
                 raise EngineError(
                     f"OpenVINO failed at batch {sizes['batch']}, width {sizes['width']}: {_reason(error)}"
@@ -96,17 +109,21 @@ class OpenVinoEngine(Engine):
 
         return Step(inputs, outputs, run)
 
-    def _run(self, packing: Packing, cache: Mapping[str, Tensor]) -> None:
+    def _run(self, packing: Packing, cache: Mapping[str, Tensor], given: Mapping[str, Any]) -> None:
         count = packing.read()
         if not count:
             return
         if not packing.narrow:  # such calls hold much memory and are rarely of the same shape: none is kept
             self._reading = self._reading or bound(self._any, cache)
-            packing.run(Call(self._reading, self.contract.vocab_size, *packing.shape(count)))
+            call = Call(self._reading, self.contract.vocab_size, *packing.shape(count))
+            call.give(given)
+            packing.run(call)
             return
         fixed = self.fixed.find(count)
         if fixed is None:
-            packing.run(self._call(self._any, cache, packing.shape(self._size_for(count))))
+            call = self._call(self._any, cache, packing.shape(self._size_for(count)))
+            call.give(given)
+            packing.run(call)
             return
         shape = packing.shape(fixed.tokens)
         is_new = shape not in fixed.calls
@@ -136,10 +153,16 @@ class OpenVinoEngine(Engine):
             self._size, self._smaller = tokens, 0
         return self._size
 
+    def open_adapters(self) -> None:
+        self._with_adapters()
+
     def settle(self) -> None:
         self.fixed.settle()
 
     def close(self) -> None:
+        if self._with_adapters.cache_info().currsize:
+            self._with_adapters().close()
+        self._with_adapters.cache_clear()
         self.fixed.close()
         self._any, self._reading = Compiled(None), None
 

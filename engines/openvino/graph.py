@@ -85,6 +85,8 @@ def _packed(model: Any, graph: Path, contract: Contract) -> Any:
         sizes = ops.concat([tokens, *[ints(1)] * (given[name].get_partial_shape().rank.get_length() - 1)], 0)
         given[name].output(0).replace(ops.broadcast(ops.constant(value), sizes).output(0))
     inputs = [given["input_ids"], given["start"], rows, *added.values(), *caches.values()]
+    if contract.adapters is not None:
+        inputs += [given[spec.name] for spec in contract.adapters.inputs(contract.dtype)]
     packed = ov.Model([result], inputs, "packed")
     packed.validate_nodes_and_infer_types()
     return packed

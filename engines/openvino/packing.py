@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..contract import MAX_DRAFT_LENGTH
+from ..contract import ADAPTER, MAX_DRAFT_LENGTH
 from .calls import Call, shared
 
 NARROW = MAX_DRAFT_LENGTH + 1  # tokens of a row up to which each is a sequence of its own
@@ -25,6 +25,7 @@ class Packing:
         self.narrow = self.width <= NARROW
         self._ids, self._start = inputs["input_ids"].numpy().reshape(-1), inputs["start"].numpy()
         self._blocks, self._widths = inputs["blocks"].numpy().reshape(-1), inputs["widths"].numpy()
+        self._adapter = inputs[ADAPTER].numpy() if ADAPTER in inputs else None
         self._logit_rows, self.logits = inputs["logit_rows"].numpy(), logits.numpy().reshape(-1, logits.shape[2])
         self._whole = shared(logits.reshape(-1, 1, logits.shape[2]))
         self._steps = np.arange(self.width)
@@ -58,6 +59,8 @@ class Packing:
         count = len(self._position)
         call.ids[:count, 0], call.positions[:count] = self._counting(self._ids), self._position
         call.blocks[:-1], call.longest[...] = self._blocks, self._longest
+        if self._adapter is not None:
+            call.adapter[:count] = self._counting(np.repeat(self._adapter, self.width))
         if self.narrow:
             call.past[:count] = self._position
             call.block_begins[:count] = self._counting(self._first_block_of_token)

@@ -55,11 +55,19 @@ def test_each_row_of_a_batch_has_its_own(decoder: Decoder, expected: dict, lengt
     assert run(decoder, rows) == [expected[one] for one in ROWS]
 
 
-@pytest.mark.parametrize("engine", ["torch", pytest.param("torch-compiled", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("engine", ["torch", "openvino", pytest.param("torch-compiled", marks=pytest.mark.exhaustive)])
 def test_other_engines_say_the_same(adapted: Adapted, expected: dict, engine: str) -> None:
     with opened(adapted, engine=engine) as decoder:
         rows = [decoder.submit(PROMPT, GREEDY, draft_length=3, adapter=one) for one in ROWS]
         assert run(decoder, rows) == [expected[one] for one in ROWS]
+
+
+def test_openvino_reads_long_prompts_with_them(adapted: Adapted) -> None:
+    """The tokens of which are no sequences of their own, in a call that is kept by nobody."""
+    prompt, short = PROMPT * 5, SamplingParams(max_new_tokens=6, temperature=0, ignore_eos=True)
+    with opened(adapted, engine="openvino", max_batch=3) as decoder:
+        rows = [decoder.submit(prompt, short, draft_length=2, adapter=one) for one in ROWS[:3]]
+        assert run(decoder, rows) == [adapted.said(one, prompt, 6) for one in ROWS[:3]]
 
 
 def test_rounds_that_are_replayed_do_too(adapted: Adapted, expected: dict) -> None:
@@ -229,8 +237,8 @@ def test_without_room_adapters_are_refused_by_name(llama, adapted: Adapted) -> N
         assert decoder.adapters == {}
         with pytest.raises(RequestError, match=r"bundle .* has no room for adapters; export it with --adapters"):
             decoder.load_adapter("wide", folder)
-    with Decoder.open(adapted.pair.bundle, engine="openvino") as decoder:
-        with pytest.raises(RequestError, match="engine openvino runs no adapters; use engine onnxruntime or torch"):
+    with Decoder.open(adapted.pair.bundle, engine="openvino-bfloat16") as decoder:
+        with pytest.raises(RequestError, match="engine openvino-bfloat16 runs no adapters; use engine onnxruntime or"):
             decoder.load_adapter("wide", folder)
         run(decoder, [decoder.submit(PROMPT, GREEDY)])
 
