@@ -85,9 +85,12 @@ class OnnxRuntimeEngine(Engine):
             if wait:  # if torch is on the default stream, the session has a stream of its own
                 torch.cuda.synchronize(self.device)
             try:
+                torch.set_flush_denormal(not self._on_gpu)  # as the session's own threads do
                 session.run_with_iobinding(binding, next(settings))
             except Exception as error:  # the bindings raise a dozen unrelated types
                 raise EngineError(f"ONNX Runtime failed at {in_words(sizes)}: {first_line(error)}") from error
+            finally:
+                torch.set_flush_denormal(False)
             if wait:
                 torch.cuda.synchronize(self.device)
 

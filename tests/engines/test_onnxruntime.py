@@ -1,5 +1,6 @@
 """ONNX Runtime writes the cache in place, keeps to its rows, and says in a sentence when memory is missing."""
 
+import concurrent.futures as futures
 import shutil
 import subprocess
 import sys
@@ -37,6 +38,38 @@ def in_a_process_of_its_own(code: str, *arguments: object) -> subprocess.Complet
 def engine(llama: Pair):
     bundle = Bundle.open(llama.bundle)
     return open_engine("onnxruntime", bundle.graph("target"), bundle.target.contract)
+
+
+def test_what_is_nearly_nothing_is_nothing_while_it_computes_and_no_longer(llama: Pair):
+    """Such numbers are slow: shares of attention on long texts. Torch keeps them, whatever thread runs a step."""
+
+    def survives() -> bool:
+        return bool(torch.tensor(1e-40) * 1.0)
+
+    opened = Bundle.open(llama.bundle)
+    engine = open_engine("onnxruntime", opened.graph("target"), opened.target.contract)
+    assert engine._session.get_session_options().get_session_config_entry("session.set_denormal_as_zero") == "1"
+    step = blank_step(engine, blank_cache(engine.contract, 1, 64), 0, 1, 2, 2)
+    seen, session = [], engine._session
+
+    class Watched:
+        def io_binding(self):
+            return session.io_binding()
+
+        def run_with_iobinding(self, *given: object) -> None:
+            seen.append(survives())
+            session.run_with_iobinding(*given)
+
+    engine._session = Watched()
+    step = engine.step(step.inputs, step.outputs)
+    with futures.ThreadPoolExecutor(1) as pool:
+        for run in (step.run, lambda: pool.submit(step.run).result()):
+            run()
+            assert survives()
+        assert pool.submit(survives).result()
+    assert seen == [False, False]
+    engine._session = session
+    engine.close()
 
 
 def test_a_step_writes_its_own_cache_entries_and_no_others(engine):
