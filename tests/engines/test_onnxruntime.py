@@ -40,6 +40,17 @@ def engine(llama: Pair):
     return open_engine("onnxruntime", bundle.graph("target"), bundle.target.contract)
 
 
+def test_the_first_session_leaves_the_thread_as_it_was(llama: Pair):
+    opening = """
+        import sys, torch
+        from trt_spec.engines import Bundle, open_engine
+        bundle = Bundle.open(sys.argv[1])
+        engine = open_engine("onnxruntime", bundle.graph("target"), bundle.target.contract)
+        print(bool(torch.tensor(1e-40) * 1.0))
+        """
+    assert in_a_process_of_its_own(opening, llama.bundle).stdout == "True\n"
+
+
 def test_what_is_nearly_nothing_is_nothing_while_it_computes_and_no_longer(llama: Pair):
     """Such numbers are slow: shares of attention on long texts. Torch keeps them, whatever thread runs a step."""
 
