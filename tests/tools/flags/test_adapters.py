@@ -28,7 +28,11 @@ def test_generate_answers_with_an_adapter(adapted: Adapted, capsys: pytest.Captu
         ("serve", ["--adapter", "a=absent"], "absent has no adapter_config.json, expected a LoRA adapter"),
         ("serve", ["--adapters-from", "absent"], "--adapters-from absent is no folder; name one"),
         ("serve", ["--adapter", "absent"], "'absent', expected NAME=DIR"),
-        ("serve", ["--adapters-from", ".", "--engine", "openvino"], "engine openvino runs no adapters; use engine"),
+        (
+            "serve",
+            ["--adapters-from", ".", "--engine", "openvino-bfloat16"],
+            "engine openvino-bfloat16 runs no adapters; use engine",
+        ),
     ],
 )
 def test_what_is_no_adapter_is_refused(
