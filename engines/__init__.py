@@ -1,9 +1,10 @@
 """Engines run a bundle's graphs. Bundle, contract and errors live here as well, since export and runtime share them."""
 
-from .bundle import Bundle, EncoderEntry, Masks, ModelEntry, Speech, TokenizerEntry
+from .bundle import Bundle, EncoderEntry, Masks, ModelEntry, Speech, TokenizerEntry, VisionEntry
 from .contract import (
     ADAPTER,
     ALIGNMENT,
+    AXES,
     BLOCK_TOKENS,
     CALL,
     CAPABILITIES,
@@ -12,6 +13,8 @@ from .contract import (
     FP8,
     FREE,
     GRANULE,
+    IMAGE,
+    IMAGES,
     MAX_DRAFT_LENGTH,
     MOST_SLOTS,
     OWNERS,
@@ -26,6 +29,7 @@ from .contract import (
     STATE_KINDS,
     TAILS,
     TOKEN,
+    WHOLE_IMAGES,
     WIDEST_STEP,
     WINDOW,
     Adapters,
@@ -39,6 +43,7 @@ from .contract import (
     State,
     StateKind,
     TensorSpec,
+    VisionContract,
     in_eight_bits,
     keys_and_values,
     output_name,
@@ -63,6 +68,7 @@ from .table import ENGINES, EngineKind, engines_of, open_engine, open_engines, r
 __all__ = [
     "ADAPTER",
     "ALIGNMENT",
+    "AXES",
     "BLOCK_TOKENS",
     "CALL",
     "CAPABILITIES",
@@ -72,6 +78,8 @@ __all__ = [
     "FP8",
     "FREE",
     "GRANULE",
+    "IMAGE",
+    "IMAGES",
     "MAX_DRAFT_LENGTH",
     "MOST_READ",
     "MOST_SLOTS",
@@ -87,6 +95,7 @@ __all__ = [
     "STATE_KINDS",
     "TAILS",
     "TOKEN",
+    "WHOLE_IMAGES",
     "WIDEST_STEP",
     "WINDOW",
     "Adapters",
@@ -117,6 +126,8 @@ __all__ = [
     "TensorSpec",
     "TokenizerEntry",
     "TrtSpecError",
+    "VisionContract",
+    "VisionEntry",
     "blank_cache",
     "blank_step",
     "cache_rows",

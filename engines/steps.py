@@ -79,7 +79,7 @@ def make_step(
         found = outputs[f"present_{state.name}"]
         replaced[state.name] = torch.empty_like(found) if found is buffers[state.name] else found
         outputs[f"present_{state.name}"] = replaced[state.name]
-    sizes = {"batch": batch, "width": width, "tail": width, "rows": rows, "pending": 1}
+    sizes = {"batch": batch, "width": width, "tail": width, "rows": rows, "pending": 1, "entries": 1}
 
     def blank(spec: TensorSpec) -> "Tensor":
         shape = [sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape]

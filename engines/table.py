@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from .contract import CALL, ROW, SOURCE, TOKEN, WINDOW, AnyContract
+from .contract import CALL, IMAGE, ROW, SOURCE, TOKEN, WINDOW, AnyContract
 from .engine import Engine
 from .errors import EngineError
 
@@ -39,7 +39,7 @@ ENGINES: dict[str, EngineKind] = {
             ("onnxruntime",),
             ("onnxruntime", "onnxruntime-gpu"),
             {"cpu": ("cpu",), "cuda": ("cuda",)},
-            states=(TOKEN, WINDOW, ROW, CALL, SOURCE),
+            states=(TOKEN, WINDOW, ROW, CALL, SOURCE, IMAGE),
             adapters=True,
             lacks=("nvfp4",),
             encodes_in="onnxruntime",
@@ -69,7 +69,7 @@ ENGINES: dict[str, EngineKind] = {
             ("onnx",),
             (),
             {"cpu": ("torch",), "cuda": ("torch",)},
-            states=(TOKEN, WINDOW, ROW, CALL, SOURCE),
+            states=(TOKEN, WINDOW, ROW, CALL, SOURCE, IMAGE),
             adapters=True,
         ),
         EngineKind(
@@ -79,7 +79,7 @@ ENGINES: dict[str, EngineKind] = {
             ("onnx",),
             ("triton",),
             {"cpu": ("torch",), "cuda": ("torch",)},
-            states=(TOKEN, WINDOW, ROW, CALL, SOURCE),
+            states=(TOKEN, WINDOW, ROW, CALL, SOURCE, IMAGE),
             adapters=True,
         ),
         EngineKind(

@@ -30,8 +30,10 @@ from .sources.examples import example_sources
 from .writing.aside import built_aside, disk_errors
 from .writing.encoders import export_encoders
 from .writing.graph import WIDE, build_graph, write_adapted, write_fused, write_graph
+from .writing.images import image_settings, write_image_settings
 from .writing.quiet import quiet_libraries
 from .writing.report import ExportReport, ModelReport
+from .writing.vision import config_of_whole, contract_with_images, export_vision
 
 MADE_BY = ("trt-spec", "torch", "transformers", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu")
 SAMPLE = Path(__file__).with_name("sample.txt")
@@ -61,13 +63,14 @@ def export_bundle(
     adapters: int = 0,
     adapter_rank: int = 16,
     cache: str = FULL,
+    images: bool = False,
 ) -> ExportReport:
     """Write the bundle `out`, whole or not at all; an existing bundle there is replaced at the very end.
 
     Several drafts become models of their own, draft, draft2 and so on, all with `draft_weights`, and so do heads, which
     have the names of their kinds. LoRA adapters are merged into target and drafts, in their order. Besides, requests
     may bring so many `adapters` of this rank for the target, or a lower one. Target and
-    drafts keep keys and values as `cache` says; heads keep theirs in full.
+    drafts keep keys and values as `cache` says; heads keep theirs in full. With `images` the target sees as well.
     """
     if dtype not in DTYPES:
         raise ExportError(f"dtype is {dtype!r}, expected {', '.join(DTYPES)}")
@@ -91,6 +94,9 @@ def export_bundle(
         ours = agreed.vocabularies[TARGET]
         tokens = ours.entry()
         ours.save(folder / TOKENIZER)
+        if images:
+            config_of_whole(agreed.checkpoints[TARGET])
+            write_image_settings(image_settings(agreed.checkpoints[TARGET], ours.tokenizer), folder)
         stored = {role: weights if role == TARGET else draft_weights for role in agreed.checkpoints}
         running = _sample(ours.tokenizer, tokens.vocab_size, text) if check or joining.names else None
         most = min(LONGEST, agreed.length, max(2, LOGITS // tokens.vocab_size))
@@ -102,6 +108,8 @@ def export_bundle(
                 sample = _sample(own.tokenizer, own.entry().vocab_size, text).first(len(sample.tokens))
             kept = settled(stored[role], checkpoint, dtype)
             contract = with_cache(checkpoint.name, agreed.contract(role, dtype), cache)
+            if images and role == TARGET:
+                contract = contract_with_images(checkpoint, contract)
             export.model(role, checkpoint, contract, kept, sample)
         for name, head in export.heads.items():
             export.head(name, head, draft_weights.unless_stored())
@@ -114,6 +122,11 @@ def export_bundle(
             export.text,
             progress,
         )
+        sees = None
+        if images:
+            checkpoint, kept = agreed.checkpoints[TARGET], settled(weights, agreed.checkpoints[TARGET], dtype)
+            contract, towers = entries[TARGET].contract, stored[TARGET].unless_stored()
+            sees = export_vision(checkpoint, contract, folder, towers, kept, check, progress)
         if FOREIGN in entries:
             known = None if export.text is None else (export.text, export.logits[TARGET][:, : tokens.vocab_size])
             own = agreed.vocabularies[FOREIGN]
@@ -121,10 +134,11 @@ def export_bundle(
             export.notes.append(said)
         progress("hashing the files")
         reading = {encoder.role: encoder.entry for encoder in encoders}
-        Bundle(folder, entries, tokens, installed(MADE_BY), files={}, encoders=reading).save()
+        vision = None if sees is None else sees.entry
+        Bundle(folder, entries, tokens, installed(MADE_BY), files={}, encoders=reading, vision=vision).save()
     seconds = time.perf_counter() - begun
     notes, alpha = list(dict.fromkeys(export.notes)), export.overlaps(tokens.vocab_size)
-    return ExportReport(Path(out), agreed.length, export.models, notes, alpha, seconds, encoders)
+    return ExportReport(Path(out), agreed.length, export.models, notes, alpha, seconds, encoders, sees)
 
 
 def settled(weights: Quantisation, checkpoint: Checkpoint, dtype: str) -> Quantisation:
@@ -181,6 +195,8 @@ class _Export:
         self.heads |= joined.heads
         self.notes += joined.notes
         contract, features, shape, reference = joined.contract, joined.features, checkpoint.shape, None
+        if joined.look_aheads and contract.image_size:
+            raise ExportError("look-aheads and images take the same ids after the vocabulary; leave one of them out")
         if sample is not None:
             self.progress(f"{role}: computing reference logits in torch")
             sources = [model.hears(one) for one in example_sources(shape.source, sample.tokens)]

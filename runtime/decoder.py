@@ -21,11 +21,14 @@ from ..engines import (
     refuse_weights,
     together,
 )
+from ..engines.bundle import VISION
 from ..engines.errors import first_line
 from .acceptance.sampling_params import SamplingParams
 from .beams.able import beamless, refuse_long
 from .drafters import Drafter, Resources, open_drafters
 from .grammars.grammar import Grammar
+from .images.picture import Picture
+from .images.reader import ImageReader
 from .lengths.controller import Controller
 from .lengths.costs import Costs, read_costs
 from .lengths.drafting import DraftingRules
@@ -80,7 +83,10 @@ class Decoder:
             encoders = self._open_encoders(device)
             for one in encoders.values():
                 opened.callback(one.close)
-            models = Models(bundle, engines, encoders, max_batch, cache_bytes, prefix_bytes)
+            eyes = self._open_eyes(device)
+            if eyes is not None:
+                opened.callback(eyes.close)
+            models = Models(bundle, engines, encoders, max_batch, cache_bytes, prefix_bytes, eyes)
             self.target, self.drafts, self.models = models.target, models.drafts, models.named
             self.draft = self.drafts[0] if bundle.drafts else None
             self.foreign = models.foreign_draft(bundle, self.tokenizer)
@@ -163,15 +169,20 @@ class Decoder:
         trace: bool = False,
         sources: Sequence[Any] | None = None,
         adapter: str | None = None,
+        images: Sequence[Sequence[bytes | Picture]] | None = None,
     ) -> list[Output]:
         """Complete prompts (text or token ids) together; the outputs come in the order of the prompts.
 
-        Where the bundle has an encoder there is one source for each, and the prompts may be left out.
+        Where the bundle has an encoder there is one source for each, and the prompts may be left out. Where its target
+        sees there may be `images` for each.
         """
         each = [()] * len(sources) if sources is not None and len(prompts) == 0 else _prompts(prompts)
         given = [None] * len(each) if sources is None else sources
         if len(given) != len(each):
             raise RequestError(f"there are {len(given)} sources for {len(each)} prompts, expected one each")
+        seen: Sequence[Sequence[bytes | Picture]] = [()] * len(each) if images is None else images
+        if len(seen) != len(each):
+            raise RequestError(f"there are images for {len(seen)} of {len(each)} prompts, expected a list for each")
         settings = [params] * len(each) if params is None or isinstance(params, SamplingParams) else params
         if len(settings) != len(each):
             raise RequestError(f"there are {len(settings)} SamplingParams for {len(each)} prompts, expected one each")
@@ -179,8 +190,8 @@ class Decoder:
         try:
             asked: dict[str, Any] = {"draft_length": draft_length, "drafter": drafter, "trace": trace}
             asked["adapter"] = adapter
-            for prompt, setting, source in zip(each, settings, given, strict=True):
-                requests.append(self.submit(prompt, setting, source=source, **asked))
+            for prompt, setting, source, own in zip(each, settings, given, seen, strict=True):
+                requests.append(self.submit(prompt, setting, source=source, images=own, **asked))
             while not all(request.finished for request in requests):
                 self.step()
         finally:
@@ -197,9 +208,10 @@ class Decoder:
         drafter: str | None = None,
         source: Any = None,
         adapter: str | None = None,
+        images: Sequence[bytes | Picture] = (),
     ) -> Iterator[Piece]:
         """Complete one prompt piece by piece; leaving the loop cancels the request."""
-        asked: dict[str, Any] = {"draft_length": draft_length, "drafter": drafter}
+        asked: dict[str, Any] = {"draft_length": draft_length, "drafter": drafter, "images": images}
         request = self.submit(prompt, params, source=source, adapter=adapter, **asked)
         try:
             while not request.finished:
@@ -226,6 +238,7 @@ class Decoder:
         priority: int = 0,
         source: Any = None,
         adapter: str | Loaded | None = None,
+        images: Sequence[bytes | Picture] = (),
     ) -> Request:
         """Validate a request and queue it; it starts in one of the next steps.
 
@@ -235,6 +248,7 @@ class Decoder:
         Of requests that wait for a row the one with the lowest `priority` starts first, and the oldest of these.
         Requests that begin alike find what it leaves only if they have the same `cache_salt`. A `prediction` of
         the output, such as the text that it edits, makes it faster; drafter suffix, then the default, copies from it.
+        Where the target sees, a prompt has a placeholder for each of its `images`: files of PNG, JPEG, WebP or GIF.
         The target has the `adapter` of this name, if one is named, or one that is held; drafts have none.
         The stepping thread calls `on_progress` with the request after each of its rounds and when it ends; the
         callback must return quickly. To learn only of the end, use `Request.wait`.
@@ -251,6 +265,7 @@ class Decoder:
             priority=priority,
             source=source,
             adapter=self._adapters.named(adapter) if isinstance(adapter, str) else adapter,
+            images=images,
         )
         refuse_long(request, (self.target, *self.drafts), self.bundle.capacity)
         seating = self._scheduler.seating
@@ -396,6 +411,7 @@ class Decoder:
     def held_bytes(self) -> dict[str, int]:
         """The bytes that each pool of memory holds now."""
         of_sources = sum(one.kept_bytes for one in self._models.encoders)
+        of_sources += 0 if self._models.eyes is None else self._models.eyes.kept_bytes
         pool = self._models.adapters
         return held_bytes(self.bundle, self._models.all, of_sources, 0 if pool is None else pool.held_bytes)
 
@@ -449,6 +465,11 @@ class Decoder:
         """The drafters that this bundle has."""
         return self._rules.drafters
 
+    @property
+    def images(self) -> ImageReader | None:
+        """What reads images for prompts, None where the target reads text alone."""
+        return self._intake.images
+
     def default_draft_length(self, drafter: str, params: SamplingParams | None = None) -> DraftLength:
         """Return auto if its costs are known and it cannot change a text that was promised, else a number."""
         return self._rules.default(drafter, params)
@@ -473,6 +494,15 @@ class Decoder:
         graphs = [(bundle.graph(name), encoder.contract) for name, encoder in bundle.encoders.items()]
         opened = open_engines(engine, graphs, device)
         return dict(zip(bundle.encoders, opened, strict=True))
+
+    def _open_eyes(self, device: str) -> Engine | None:
+        """Open the graph that sees for the target, in the engine of encoders: it, too, runs between rounds."""
+        bundle, (target, _) = self.bundle, engines_of(self.engine)
+        if bundle.vision is None:
+            return None
+        engine = ENGINES[target].encodes_in
+        refuse_weights(engine, VISION, bundle.vision.weights)
+        return open_engines(engine, [(bundle.graph(VISION), bundle.vision.contract)], device)[0]
 
     def _require_open(self) -> None:
         if self._closed:

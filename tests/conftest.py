@@ -34,6 +34,7 @@ from .kit.headed import Headed, in_a_bundle  # noqa: E402
 from .kit.heads import dflash_head, eagle3_head, look_aheads, mtp_head, parallel_heads  # noqa: E402
 from .kit.hybrids import Hybrid, hybrid  # noqa: E402
 from .kit.models import tiny_gemma2, tiny_gpt2, tiny_llama  # noqa: E402
+from .kit.seeing_models import Seeing, export_seeing  # noqa: E402
 from .kit.source_models import noisy_copy, tiny_with_source  # noqa: E402
 
 KNOWN, MASK = 48, 70  # tokens that a head proposes, and one that no text has
@@ -250,3 +251,21 @@ def in_few_bits(llama: Pair, tmp_path_factory: pytest.TempPathFactory) -> Callab
         return export_pair(llama.checkpoint, folder / "bundle", llama.checkpoint, weights=Quantisation(weights)).bundle
 
     return of
+
+
+@pytest.fixture(scope="session")
+def seeing_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Seeing]:
+    """Make tiny bundles that see, by the type of their checkpoints."""
+    made: dict[str, Seeing] = {}
+
+    def of(kind: str) -> Seeing:
+        if kind not in made:
+            made[kind] = export_seeing(kind, tmp_path_factory.mktemp(kind))
+        return made[kind]
+
+    return of
+
+
+@pytest.fixture(scope="session")
+def llava(seeing_of: Callable[[str], Seeing]) -> Seeing:
+    return seeing_of("llava")

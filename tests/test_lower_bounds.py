@@ -12,7 +12,8 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-RUN = ("cpu", "torch", "openvino", "export", "serve", "otel", "report", "grammar", "compare", "test")  # extras
+# Extras.
+RUN = ("cpu", "torch", "openvino", "export", "serve", "images", "otel", "report", "grammar", "compare", "test")
 NOT_RUN = {
     "cuda": "the same module as that of cpu, whose build of this version runs in its place",
     "tensorrt": "needs a GPU",

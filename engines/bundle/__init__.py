@@ -1,7 +1,7 @@
 """A bundle on disk: models, tokenizer and a manifest that vouches for every file."""
 
 from .added_files import put_file
-from .bundle import Bundle, EncoderEntry, Masks, ModelEntry, OwnTokens, Speech, TokenizerEntry
+from .bundle import Bundle, EncoderEntry, Masks, ModelEntry, OwnTokens, Speech, TokenizerEntry, VisionEntry
 from .layout import (
     ADAPTED,
     COSTS,
@@ -18,6 +18,7 @@ from .layout import (
     TABLES,
     TARGET,
     TOKENIZER,
+    VISION,
     WEIGHTS,
 )
 from .manifest import graph_identity
@@ -39,6 +40,7 @@ __all__ = [
     "TABLES",
     "TARGET",
     "TOKENIZER",
+    "VISION",
     "WEIGHTS",
     "Bundle",
     "EncoderEntry",
@@ -47,6 +49,7 @@ __all__ = [
     "OwnTokens",
     "Speech",
     "TokenizerEntry",
+    "VisionEntry",
     "graph_identity",
     "put_file",
     "read_tables",

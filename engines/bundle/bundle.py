@@ -6,7 +6,17 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..contract import CALL, FEATURES, GRANULE, MAX_DRAFT_LENGTH, SLACK, SOURCE, Contract, EncoderContract
+from ..contract import (
+    CALL,
+    FEATURES,
+    GRANULE,
+    MAX_DRAFT_LENGTH,
+    SLACK,
+    SOURCE,
+    Contract,
+    EncoderContract,
+    VisionContract,
+)
 from ..errors import BundleError, ContractError, RequestError
 from .layout import (
     ADAPTED,
@@ -23,6 +33,7 @@ from .layout import (
     TABLES,
     TARGET,
     TOKENIZER,
+    VISION,
     WEIGHTS,
 )
 from .manifest import FORMAT, content_hash, measure, read_manifest, refuse_escape, require_unchanged, require_whole
@@ -93,6 +104,17 @@ class EncoderEntry:
 
 
 @dataclass(frozen=True)
+class VisionEntry:
+    """The graph that sees for the target: where it came from, what it promises, and how it was checked."""
+
+    name: str
+    parameters: int
+    contract: VisionContract
+    weights: str = "none"  # how they are quantised
+    check: dict[str, Any] = field(default_factory=dict)  # empty: exported with --no-check
+
+
+@dataclass(frozen=True)
 class Speech:
     """How a decoder writes down what was heard, beside what its tokens say by their names."""
 
@@ -137,6 +159,7 @@ class Bundle:
     files: dict[str, dict[str, Any]]  # relative path to {"bytes", "sha256"}
     longest: int | None = None  # fewer tokens than the models allow, if that was asked for
     encoders: dict[str, EncoderEntry] = field(default_factory=dict)  # by name, which is also that of the folder
+    vision: VisionEntry | None = None  # if the target sees
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -172,6 +195,11 @@ class Bundle:
         sizes = {name: self.models[name].contract.of_kind(CALL)[0].shape[0] for name in self.heads}
         begin = sum(size for name, size in sizes.items() if self.heads.index(name) < self.heads.index(head))
         return slice(begin, begin + sizes[head])
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The folders of all graphs: of models, of encoders, and of the one that sees."""
+        return (*self.models, *self.encoders, *([] if self.vision is None else [VISION]))
 
     @property
     def encoder(self) -> EncoderEntry | None:
@@ -248,6 +276,8 @@ class Bundle:
             "tokenizer": asdict(self.tokenizer),
             "files": self.files,
         }
+        if self.vision is not None:
+            fields[VISION] = asdict(self.vision) | {"contract": self.vision.contract.to_json()}
         sealed = fields | {"sha256": content_hash(fields)}
         return json.dumps(sealed, indent=1) + "\n"
 
@@ -282,6 +312,7 @@ class Bundle:
                 made_by=dict(fields["made_by"]),
                 files=files,
                 encoders={str(name): _encoder(entry) for name, entry in fields.get("encoders", {}).items()},
+                vision=_vision(fields[VISION]) if VISION in fields else None,
             )
             expected = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()}
         except (KeyError, TypeError, ValueError, AttributeError, ContractError) as error:
@@ -322,9 +353,15 @@ class Bundle:
                     f"{path / MANIFEST} is damaged: {len(fed)} encoders feed the {name}, whose states of a source they "
                     "do not give; export the bundle again"
                 )
+        made = 0 if bundle.vision is None else bundle.vision.contract.size
+        if bundle.target.contract.image_size != made:
+            raise BundleError(
+                f"{path / MANIFEST} is damaged: entries of images have {made} numbers, the target reads "
+                f"{bundle.target.contract.image_size}; export the bundle again"
+            )
         for name in [
             TOKENIZER,
-            *(f"{name}/{file}" for name in (*bundle.models, *bundle.encoders) for file in (GRAPH, WEIGHTS)),
+            *(f"{name}/{file}" for name in bundle.folders for file in (GRAPH, WEIGHTS)),
             *(f"{bundle.foreign}/{file}" for file in (TOKENIZER, TABLES) if bundle.foreign is not None),
             *(f"{name}/{ADAPTED}{GRAPH}" for name, model in bundle.models.items() if model.contract.adapters),
             *(f"{name}/{ADAPTED}{GRAPH}" for name, one in bundle.encoders.items() if one.contract.adapters),
@@ -360,6 +397,10 @@ def _with_slack(length: int) -> int:
 
 def _encoder(fields: dict[str, Any]) -> EncoderEntry:
     return EncoderEntry(**fields | {"contract": EncoderContract.from_json(fields["contract"])})
+
+
+def _vision(fields: dict[str, Any]) -> VisionEntry:
+    return VisionEntry(**fields | {"contract": VisionContract.from_json(fields["contract"])})
 
 
 def _tokenizer(fields: dict[str, Any]) -> TokenizerEntry:

@@ -12,4 +12,5 @@ TABLES = "tables.npz"  # of a model that a round reads more of than its graph, b
 TARGET, DRAFT, HEAD, FOREIGN = "target", "draft", "head", "foreign"
 KINDS = (TARGET, DRAFT, HEAD, FOREIGN)  # the purposes of a bundle's models
 DRAFTS = (DRAFT, "draft2", "draft3", "draft4")  # the names under which export writes its drafts
+VISION = "vision"  # that of the graph that sees for the target, and its folder
 ENCODER = "encoder"  # the name of the target's encoder; that of a draft that has its own begins with the draft's

@@ -3,6 +3,7 @@
 from .adapters import ADAPTER, FREE, OWNERS, Adapters, Product
 from .contract import (
     ALIGNMENT,
+    AXES,
     BLOCK_TOKENS,
     CAPABILITIES,
     GRANULE,
@@ -16,6 +17,7 @@ from .contract import (
     SOURCES,
     SPARE_BLOCK,
     TAILS,
+    WHOLE_IMAGES,
     WIDEST_STEP,
     Capability,
     Contract,
@@ -27,6 +29,8 @@ from .states import (
     EIGHT_BITS,
     FEATURES,
     FP8,
+    IMAGE,
+    IMAGES,
     ROW,
     SOURCE,
     STATE_KINDS,
@@ -40,10 +44,12 @@ from .states import (
     scale_of,
     source_states,
 )
+from .vision import VisionContract
 
 __all__ = [
     "ADAPTER",
     "ALIGNMENT",
+    "AXES",
     "BLOCK_TOKENS",
     "CALL",
     "CAPABILITIES",
@@ -52,6 +58,8 @@ __all__ = [
     "FP8",
     "FREE",
     "GRANULE",
+    "IMAGE",
+    "IMAGES",
     "MAX_DRAFT_LENGTH",
     "MOST_PENDING",
     "MOST_SLOTS",
@@ -67,6 +75,7 @@ __all__ = [
     "STATE_KINDS",
     "TAILS",
     "TOKEN",
+    "WHOLE_IMAGES",
     "WIDEST_STEP",
     "WINDOW",
     "Adapters",
@@ -81,6 +90,7 @@ __all__ = [
     "State",
     "StateKind",
     "TensorSpec",
+    "VisionContract",
     "in_eight_bits",
     "in_words",
     "keys_and_values",

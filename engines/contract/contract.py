@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ..errors import ContractError
 from .adapters import Adapters
 from .interface import Interface, TensorSpec
-from .states import CALL, DTYPE_BYTES, EIGHT_BITS, ROW, SOURCE, STATE_KINDS, TOKEN, WINDOW, Dim, State
+from .states import CALL, DTYPE_BYTES, EIGHT_BITS, IMAGE, ROW, SOURCE, STATE_KINDS, TOKEN, WINDOW, Dim, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +27,8 @@ SPARE_BLOCK = 0  # belongs to no row: unused places of a table name it, and its 
 BLOCKS = "blocks"  # the capability of a step whose cache is such blocks
 RECURRENT = "recurrent"  # that of a graph with layers whose states absorb tokens when a call says so
 SOURCES = "sources"  # that of a graph whose rows may have read sources of unlike lengths
+AXES = "axes"  # that of a graph whose tokens have positions on three axes, as images have
+WHOLE_IMAGES = "whole_images"  # that of a graph in which tokens of an image see each other, so that one call reads all
 TAILS = "tails"  # that of a graph whose calls say of some entries before theirs, too, which token sees them
 
 
@@ -63,6 +65,14 @@ CAPABILITIES: dict[str, Capability] = {  # by the name under which contracts lis
     ),
     SOURCES: Capability(inputs=(TensorSpec("source_length", "int64", ("batch",)),)),
     TAILS: Capability(),
+    # A token's positions are its place in the row and what these add to it. A row without an image has zeros.
+    AXES: Capability(
+        inputs=(
+            TensorSpec("shift", "int64", ("batch",)),  # of all axes, after a row's images
+            TensorSpec("offsets", "int64", ("batch", 3, "width")),  # of time, height and width, beside that
+        )
+    ),
+    WHOLE_IMAGES: Capability(),
 }
 
 
@@ -158,7 +168,14 @@ class Contract(Interface):
         """The states that the caller keeps between two calls, in graph order."""
         return tuple(state for state in self.states if STATE_KINDS[state.kind].kept)
 
+    @property
+    def image_size(self) -> int:
+        """The numbers of each entry of an image, 0 if the graph reads none."""
+        return next((state.shape[0] for state in self.of_kind(IMAGE)), 0)
+
     def _memory(self, prefix: str, state: State) -> TensorSpec:
+        if state.kind == IMAGE:
+            return TensorSpec(f"{prefix}_{state.name}", state.dtype, ("entries", *state.shape))
         if state.kind == CALL:
             return TensorSpec(
                 f"{prefix}_{state.name}", state.dtype, ("batch", "width" if prefix == "past" else "rows", *state.shape)

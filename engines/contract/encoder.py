@@ -11,6 +11,7 @@ from .adapters import Adapters
 from .contract import Contract
 from .interface import Interface, TensorSpec
 from .states import SOURCE, State
+from .vision import VisionContract
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class EncoderContract(Interface):
         )
 
 
-AnyContract = Contract | EncoderContract
+AnyContract = Contract | EncoderContract | VisionContract
 
 
 def output_name(model: str, state: State) -> str:

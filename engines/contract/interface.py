@@ -11,6 +11,8 @@ from .states import Dim
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .adapters import Adapters
+
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -28,11 +30,12 @@ class Interface(ABC):
     """The part of any graph's contract that an engine asks for."""
 
     dtype: str  # of weights
+    adapters: "Adapters | None" = None  # the room of a second graph beside it, if there is one
 
     @property
-    @abstractmethod
     def without_adapters(self) -> Self:
         """The interface of a call in which no row has an adapter."""
+        return self
 
     @property
     @abstractmethod

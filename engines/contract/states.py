@@ -12,10 +12,11 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 FP8 = "float8_e4m3fn"
 EIGHT_BITS = {"int8": 127.0, FP8: 448.0}  # dtypes of caches with scales, and the largest number of each
 STATE_BYTES = DTYPE_BYTES | dict.fromkeys(EIGHT_BITS, 1)
-TOKEN, WINDOW, ROW, SOURCE, CALL = "token", "window", "row", "source", "call"
+TOKEN, WINDOW, ROW, SOURCE, CALL, IMAGE = "token", "window", "row", "source", "call", "image"
 WRITTEN = re.compile(r"(\w+) (\w+)\[(\d+(?:, \d+)*)\] per (\w+)")  # a state as text
 
 FEATURES = "features"  # the state of tokens that a target keeps for heads
+IMAGES = "images"  # the state in which a call finds what its tokens of images mean
 
 Dim = int | str
 Size = TypeVar("Size", int, Dim)
@@ -45,6 +46,9 @@ STATE_KINDS: dict[str, StateKind] = {  # by what there is a value of
     # A call is given one for each of its tokens, that of the token before, and makes one for each that wants logits.
     # Hidden states of heads.
     CALL: StateKind("", output=True, kept=False),
+    # A call is given as many as its rows need: entries of images, which a token names by the vocabulary's size plus
+    # the place of one. What is put in the place of its embedding.
+    IMAGE: StateKind("", output=False, kept=False),
 }
 
 

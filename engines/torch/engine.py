@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from ..bundle import ADAPTED
-from ..contract import ADAPTER, PREFILL_WIDTH, TOKEN, AnyContract, Contract, in_words
+from ..contract import ADAPTER, PREFILL_WIDTH, TOKEN, AnyContract, Contract, VisionContract, in_words
 from ..engine import Engine, Step, chunks
 from ..errors import EngineError, first_line
 from .compiled_step import CompiledStep, layout
@@ -31,6 +31,7 @@ TRIAL: Sizes = (
     ("batch", 2),
     ("capacity", 5),
     ("columns", 6),
+    ("entries", 3),
     ("pending", 4),
     ("rows", 2),
     ("slots", 8),
@@ -99,8 +100,9 @@ class TorchEngine(Engine):
         self._compiled_step = lru_cache(KEPT_SHAPES)(self._compile)
         self._kept_code = KeptCode(graph) if compiled else None
         self._computed = [spec for spec in contract.outputs if spec.name not in contract.aliases]
-        trial = self._convert(TRIAL)  # refuse now what cannot be converted
-        self.logits_dtype = trial.meta.get(LOGITS, Engine.logits_dtype)
+        if not isinstance(contract, VisionContract):  # whose sizes must fit each other
+            trial = self._convert(TRIAL)  # refuse now what cannot be converted
+            self.logits_dtype = trial.meta.get(LOGITS, Engine.logits_dtype)
 
     def prefill_widths(self, tokens: int) -> list[int]:
         """Use powers of two, the largest first: a prompt may have any width, and not each is worth a conversion."""

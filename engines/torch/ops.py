@@ -23,6 +23,7 @@ FIXED: dict[str, Any] = {
     "batch_dims": 0,
     "beta": 1.0,
     "interleaved": 0,
+    "fmod": 0,
     "is_causal": 0,
     "largest": 1,
     "mode": "linear",
@@ -32,6 +33,7 @@ FIXED: dict[str, Any] = {
     "stash_type": 1,
     "transA": 0,
 }
+CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}  # by the axes that their windows move along
 IGNORED = ("num_heads", "sorted")  # shapes say the first as well; the second does not matter
 
 
@@ -166,21 +168,38 @@ def _unsqueeze(x: Tensor, axes: Tensor) -> Tensor:
 
 
 def _conv(
-    x: Tensor,  # [B, channels, S]
+    x: Tensor,  # [B, channels, S], or an image
     weight: Tensor,
     bias: Tensor | None = None,
-    strides: Sequence[int] = (1,),
-    pads: Sequence[int] = (0, 0),
-    dilations: Sequence[int] = (1,),
+    strides: Sequence[int] = (),
+    pads: Sequence[int] = (),
+    dilations: Sequence[int] = (),
     group: int = 1,
     kernel_shape: Sequence[int] = (),
     auto_pad: str = "NOTSET",
 ) -> Tensor:
     if auto_pad != "NOTSET":
         raise ValueError(f"a convolution pads by the rule {auto_pad}, expected numbers")
-    if x.dim() != 3 or pads[0] != pads[1]:
-        raise ValueError(f"a convolution has {x.dim() - 2} dimensions and pads by {pads}, expected 1 and two alike")
-    return F.conv1d(x, weight, bias, strides[0], pads[0], dilations[0], group)
+    axes = x.dim() - 2
+    begins, ends = list(pads[:axes]), list(pads[axes:])
+    if axes not in CONVOLUTIONS or begins != ends:
+        raise ValueError(f"a convolution has {axes} dimensions and pads by {pads}, expected up to three and two alike")
+    found: Tensor = CONVOLUTIONS[axes](x, weight, bias, strides or 1, begins or 0, dilations or 1, group)
+    return found
+
+
+def _mean_of_windows(
+    x: Tensor,  # an image
+    kernel_shape: Sequence[int],
+    strides: Sequence[int] = (),
+    pads: Sequence[int] = (),
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    count_include_pad: int = 0,
+) -> Tensor:
+    if auto_pad not in ("NOTSET", "VALID") or any(pads) or ceil_mode:
+        raise ValueError(f"windows are padded by {list(pads)} ({auto_pad}), expected none that leave the image")
+    return F.avg_pool2d(x, list(kernel_shape), list(strides) or None)
 
 
 def _tensor_scatter(past: Tensor, rows: Tensor, start: Tensor, axis: int = -2) -> Tensor:
@@ -206,6 +225,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "And": torch.logical_and,
     "ArgMax": lambda x, axis=0, keepdims=1: torch.argmax(x, axis, bool(keepdims)),
     "Attention": attention,
+    "AveragePool": _mean_of_windows,
     "Cast": _cast,
     "Clip": _clip,
     "Concat": lambda *tensors, axis: torch.cat(tensors, axis),
@@ -232,6 +252,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "MatMul": torch.matmul,
     "Max": lambda *tensors: reduce(torch.maximum, tensors),
     "Min": lambda *tensors: reduce(torch.minimum, tensors),
+    "Mod": _binary(torch.remainder),
     "Mul": _binary(torch.mul),
     "Neg": torch.neg,
     "Not": torch.logical_not,

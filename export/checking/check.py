@@ -25,6 +25,7 @@ from ...engines import (
     ExportError,
     Recurrence,
     State,
+    VisionContract,
     cache_rows,
     make_step,
     open_engine,
@@ -38,7 +39,7 @@ from .oracle import Reference
 from .quality import apart, engine_logits, measure
 from .scenarios import ROWS, Call, line_of
 
-Written = TypeVar("Written", Contract, EncoderContract)
+Written = TypeVar("Written", Contract, EncoderContract, VisionContract)
 TOLERANCE = 1e-3
 """Largest allowed error, in standard deviations of the checkpoint's logits. float32 rounding stays below 1e-4 of
 them even in deep models with large activations; a wrong weight, mask, window or position moves logits by 1e-1.

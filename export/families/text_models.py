@@ -91,7 +91,9 @@ def text_config_of(config: Any) -> Any:
     if kind is not None:
         fields = text.to_dict() | UNSAID.get(text.model_type, {})
         positions = {name: value for name, value in fields["rope_parameters"].items() if not name.startswith("mrope")}
+        turned = text.rope_parameters
         text = CONFIG_MAPPING[kind].from_dict(fields | {"model_type": kind, "rope_parameters": positions})
+        text.image_turns = {name: turned[name] for name in turned if name.startswith("mrope")}
     for name in ("eos_token_id", "bos_token_id", "tie_word_embeddings"):
         if getattr(config, name, None) is not None and name in config.to_dict():
             setattr(text, name, getattr(config, name))

@@ -208,8 +208,10 @@ def _dequantize(name: str, weight: ir.Value, stored: list[ir.Value], places: dic
 
 def _lookup(graph: ir.Graph) -> ir.Node | None:
     """Find the node that looks token ids up, in a table with a row for each logit."""
-    assert graph.outputs[0].shape is not None
-    vocab_size = graph.outputs[0].shape[2]
+    shape = graph.outputs[0].shape
+    if shape is None or len(shape) != 3:  # one that sees gives no logits
+        return None
+    vocab_size = shape[2]
     for node in graph:
         table = node.inputs[0] if node.op_type == "Gather" else None
         if table is not None and _is_matrix(graph, table) and _raw(table).shape[0] == vocab_size:

@@ -34,6 +34,10 @@ class Places(NamedTuple):
         return self.start[:, None] + (own - listed + torch.arange(listed))
 
 
+class BothWays(Places):
+    """The places of a call in which a token may see later ones, those of its image."""
+
+
 class ScatterCache(Cache):  # type: ignore[misc]
     """A cache whose `update` writes this call's rows at its start and returns the whole buffers.
 

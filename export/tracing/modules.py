@@ -14,7 +14,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
 from ...engines import FEATURES
-from .cache import OPSET, Places, ScatterCache, by_layer, written
+from .cache import OPSET, BothWays, Places, ScatterCache, by_layer, written
 from .hidden_states import Features, all_features, hidden_states_of
 from .recurrent import Entries, RecurrentCache, computed_by
 from .repeating import depth_of, each_kind_once
@@ -148,7 +148,11 @@ def seen_by(
         return seen[:, None]
     own_positions = start[:, None] + depths
     positions = positions_of_entries(q_offset, kv_length)
-    return seen[:, None] & mask_function(None, None, own_positions[:, None, :, None], positions[:, None, None])
+    own_positions, positions = own_positions[:, None, :, None], positions[:, None, None]
+    allowed = mask_function(None, None, own_positions, positions)
+    if isinstance(q_offset, BothWays):
+        allowed = allowed | (positions > own_positions)  # which is seen of one image alone
+    return seen[:, None] & allowed
 
 
 def _seen(

@@ -9,7 +9,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from ...engines import CALL, Adapters, AnyContract, Contract, EncoderContract, ExportError, TensorSpec
+from ...engines import CALL, IMAGE, Adapters, AnyContract, Contract, ExportError, TensorSpec, VisionContract
 from ...engines.bundle import ADAPTED, FUSED, GRAPH, WEIGHTS
 from ..passes.absorb_lines import absorb_lines
 from ..passes.adapt import adapt
@@ -24,6 +24,7 @@ from ..passes.scale_scores import scale_scores
 from ..passes.share_table import share_table
 from ..passes.simplify import simplify
 from ..passes.stack_heads import stack_heads
+from ..seeing.traced import TracedSeeing
 from ..sources.traced import TracedWithSource
 from ..sources.with_source import WithSource
 from ..special import ready_to_trace
@@ -89,13 +90,15 @@ def _refuse_other_attention(graph: ir.Model, contract: Contract) -> None:
 
 def _traced(model: Any, contract: AnyContract, positions: int, features: Mapping[str, Features]) -> Any:
     """Return the module that is traced of a model."""
-    if isinstance(contract, EncoderContract):
+    if not isinstance(contract, Contract):  # an encoder
         return model
     if contract.of_kind(CALL):
         return model.traced()
     names = [one.name for one in contract.states]
     if isinstance(model, WithSource):
         return TracedWithSource(model, positions, names, contract.capabilities)
+    if contract.of_kind(IMAGE):
+        return TracedSeeing(model, positions, features, contract)
     return (TracedRecurrent if contract.recurrent else TracedModel)(model, positions, features, names)
 
 
@@ -132,6 +135,9 @@ def trace(
             address = tensor.data_ptr() if isinstance(tensor, torch.Tensor) else None
             outer = str(value.name).removeprefix("model.")  # the traced module is a wrapper
             value.name = own_names.get(address, outer)
+        if isinstance(contract, VisionContract):
+            for value, spec in zip(graph.graph.outputs, contract.outputs, strict=True):
+                value.shape = ir.Shape(spec.shape)  # so many entries that torch would name a product of sizes
         if isinstance(contract, Contract) and contract.kept:
             repeat_layers(graph.graph, model, contract.layers if is_head else depth_of(model))
     return graph
@@ -144,6 +150,7 @@ def _named_parameters(function: Callable[..., object]) -> int:
 def _example(spec: TensorSpec) -> torch.Tensor:
     # any sizes will do, none of them 1
     sizes = {"batch": 2, "width": 3, "tail": 6, "rows": 2, "capacity": 40, "slots": 12, "pending": 5, "source": 7}
+    sizes |= {"entries": 9, "tiles": 3, "patches": 24, "image_height": 84, "image_width": 140}
     shape = [sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape]
     return torch.zeros(shape, dtype=getattr(torch, spec.dtype))
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...engines import EncoderEntry, ModelEntry
+from ...engines import EncoderEntry, ModelEntry, VisionEntry
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,16 @@ class EncoderReport:
 
 
 @dataclass(frozen=True)
+class VisionReport:
+    """The exported graph that sees for the target."""
+
+    entry: VisionEntry
+    nodes: int
+    weight_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class ExportReport:
     """The files an export has written, and its measurements of target and drafts."""
 
@@ -41,3 +51,4 @@ class ExportReport:
     overlap: dict[str, dict[float, float]]  # α on running text by draft and temperature, if they were checked
     seconds: float
     encoders: list[EncoderReport]
+    vision: VisionReport | None = None

@@ -12,7 +12,7 @@ def held_bytes(bundle: Bundle, models: Sequence[Model], of_sources: int, adapter
     Steps of rounds run one after another, so all take the memory of the largest, which is reported as if it ran now.
     """
     return {
-        "weights": sum(map(bundle.weight_bytes, (*bundle.names, *bundle.encoders))),
+        "weights": sum(map(bundle.weight_bytes, bundle.folders)),
         "caches": sum(model.cache.held_bytes for model in models),
         "prefixes": sum(model.cache.kept_bytes for model in models) + of_sources,
         "adapters": adapters,

@@ -1,7 +1,7 @@
 """One model of a bundle: its engine, and a cache that follows the live rows."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Protocol
 
@@ -29,6 +29,7 @@ from .block_cache import BlockCache
 from .bucket import bucket
 from .cache import KVCache, nbytes
 from .features import Features
+from .image_rows import ImageRows
 from .row_cache import RowCache
 
 LINES = 64  # shapes of steps whose tokens' places are kept
@@ -51,6 +52,7 @@ class Tokens:
     entries_read: int | None = None  # of each row, by an engine that can leave out the others; None: all
     widths: Tensor | None = None  # [B] tokens of each row, by an engine that can leave out the others; None: S
     ancestry: Ancestry | None = None  # None: a line
+    images: Mapping[str, Tensor] = field(default_factory=dict)  # what a step is given of them
 
 
 @dataclass(frozen=True)
@@ -89,11 +91,13 @@ class Model:
         longest_source: int = 0,
         own_tokens: bool = False,
         adapters: AdapterPool | None = None,
+        images: ImageRows | None = None,
     ) -> None:
         self.engine = engine
         self._features = features  # of a head: what its target keeps for it
         self._masks = masks
         self.adapters = adapters  # that its rows may have
+        self.images = images  # in the prompts of its rows
         self.own_tokens = own_tokens  # not those of the target, so that a row has another length
         self._max_rows, self._capacity = max_rows, capacity
         self.vocab_size = vocab_size  # the graph may have more, as padding
@@ -174,6 +178,8 @@ class Model:
             cache |= {name: cache[name][:, :, : tokens.entries_read] for name in self.engine.contract.cache_names}
         if self.adapters is not None:
             inputs |= self.adapters.inputs(first_row, batch)
+        if self.images is not None:
+            inputs |= {**self.images.inputs(first_row, batch), **tokens.images}
         if tokens.widths is not None and self.engine.contract.in_blocks:
             inputs["widths"] = tokens.widths
         if self.cache.recurrence is not None:
@@ -226,7 +232,8 @@ class Model:
             input_ids[row - first, : len(each)] = each
         counts, logits = torch.tensor(widths, device=device), self.logits(batch, 1)
         start, last = torch.tensor(starts, device=device), (counts - 1).clamp_(min=0)[:, None]
-        self.step(Tokens(input_ids, start, first, widths=counts), logits, last).run()
+        given = self._with_images(Tokens(input_ids, start, first, widths=counts), starts, widths)
+        self.step(given, logits, last).run()
         for row, each in missing.items():
             begin = self.cache.entries[row]
             self.cache.wrote(row, begin, begin + len(each))
@@ -238,10 +245,13 @@ class Model:
         widths = self.engine.prefill_widths(len(tokens) - start)
         if self.recurrent:
             widths = [part for width in widths for part in chunks(width, MOST_READ)]
+        if self.images is not None:
+            widths = self.images.widths(row, start, widths)
         for width in widths:
             begin, since = torch.full((1,), start, device=tokens.device), max(1, self.cache.since(row))
             start += width
             chunk = Tokens(tokens[None, start - width : start], begin, row, self.bucket(start))
+            chunk = self._with_images(chunk, [start - width], [width])
             self.step(chunk, logits, absorbs=Absorbs(since, width)).run()
             self.cache.wrote(row, start - width, start, absorbed=start)
         return logits
@@ -265,6 +275,13 @@ class Model:
                     found[row - first] = logits[row - first]
         return found
 
+    def _with_images(self, tokens: Tokens, starts: Sequence[int], widths: Sequence[int]) -> Tokens:
+        """Put the entries of images among tokens that are read of prompts, so many of each row."""
+        if self.images is None:
+            return tokens
+        ids, given = self.images.among(tokens.ids, tokens.first_row, starts, widths)
+        return replace(tokens, ids=ids, images=given)
+
     def score(self, row: int, tokens: Tensor) -> Tensor:
         """Write the entries of `tokens` [S] after those that a row has; return the logits [S, V] after each."""
         found, start = [], self.cache.entries[row]
@@ -275,6 +292,7 @@ class Model:
             first, logits = torch.full((1,), start, device=chunk.device), self.logits(1, width)
             since = max(1, self.cache.since(row))
             given = Tokens(chunk[None], first, row, self.bucket(start + width))
+            given = self._with_images(given, [start], [width])
             self.step(given, logits, absorbs=Absorbs(since, width)).run()
             found.append(logits[0, :, : self.vocab_size].clone())
             self.cache.wrote(row, start, start + width, absorbed=start + width)

@@ -6,8 +6,9 @@ in narrow steps, which engines may round in another way, as they do between batc
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from ...engines import BLOCK_TOKENS
@@ -54,12 +55,17 @@ class Prefixes:
     def blocks(self) -> int:
         return sum(map(len, self._kept.values()))
 
-    def extend(self, keys: list[bytes], tokens: Sequence[int], salt: str) -> None:
-        """Append the keys of the blocks that these tokens fill."""
+    def extend(
+        self, keys: list[bytes], tokens: Sequence[int], salt: str, marks: Mapping[int, bytes] = MappingProxyType({})
+    ) -> None:
+        """Append the keys of the blocks that these tokens fill; `marks` tell those at some places from their likes."""
         if self._most:
             for place in range(len(keys), len(tokens) // BLOCK_TOKENS):
                 before = keys[-1] if keys else sha256(salt.encode()).digest()
                 block = tokens[place * BLOCK_TOKENS : (place + 1) * BLOCK_TOKENS]
+                if marks:
+                    own = range(place * BLOCK_TOKENS, (place + 1) * BLOCK_TOKENS)
+                    before += b"".join(marks[token] for token in own if token in marks)
                 keys.append(sha256(before + b"".join(token.to_bytes(4, "little") for token in block)).digest())
 
     def reuse(self, cache: KVCache, row: int, keys: Sequence[bytes]) -> None:

@@ -15,6 +15,7 @@ from ...engines.errors import first_line
 from ..acceptance.sampling_params import SamplingParams
 from ..grammars.guide import Guide
 from ..memory.adapter_pool import Loaded
+from ..memory.sight import Sight
 from ..sources.source import Source
 from ..state.asked import Drafting, DraftLength
 from .metrics import Speculation
@@ -53,12 +54,15 @@ class Request:
         source: Source | None = None,
         forced: int = 0,
         adapter: Loaded | None = None,
+        sight: Sight | None = None,
     ) -> None:
         self.prompt = tuple(prompt)
         self.prediction = tuple(prediction)
         self.source = source  # of the text
         self.forced = forced  # the last tokens of the prompt that a search counts as said
         self.adapter = adapter
+        self.sight = sight  # the images in the prompt
+        self.marks = {} if sight is None else sight.marks
         # Of requests that begin alike, only those with the same source and adapter may read what this one leaves. No
         # client's salt has the mark that comes after a digest.
         digests = [one.digest for one in (source, adapter) if one is not None]

@@ -12,9 +12,12 @@ from ..acceptance.sampling_params import SamplingParams
 from ..drafters import PREDICTING, usual_drafter
 from ..drafters.model import DraftModel
 from ..grammars.compiler import Compiler
+from ..images.picture import Picture
+from ..images.reader import ImageReader
 from ..lengths.drafting import DraftingRules
 from ..memory.adapter_pool import Loaded
-from ..requests.bounds import refuse_foreign_tokens, refuse_long, refuse_source, require_token
+from ..memory.sight import Sight
+from ..requests.bounds import refuse_foreign_tokens, refuse_images, refuse_long, refuse_source, require_token
 from ..requests.prompts import Prompt, encode
 from ..requests.request import Request
 from ..requests.text import TextStream
@@ -30,6 +33,7 @@ class Intake:
         self._bundle, self._tokenizer, self._rules = bundle, tokenizer, rules
         self._vocab_size = bundle.tokenizer.vocab_size
         self._encoders = [encoder.contract for encoder in bundle.encoders.values()]
+        self.images = None if bundle.vision is None else ImageReader.open(bundle.path)
 
     def request(
         self,
@@ -45,12 +49,15 @@ class Intake:
         priority: int,
         source: Any,
         adapter: Loaded | None,
+        images: Sequence[bytes | Picture] = (),
     ) -> Request:
         """Make a request that is valid for the bundle, with the defaults for what was left open."""
         if type(priority) is not int:
             raise RequestError(f"priority is {priority!r}, expected a whole number", "priority")
         read_from = self._source(source)
-        ids = self._encode(prompt) if read_from is None else self._beginning(prompt)
+        ids, sight = self._with_images(prompt, images, params)
+        if sight is None:
+            ids = self._encode(prompt) if read_from is None else self._beginning(prompt)
         refuse_long(self._bundle, params.max_new_tokens, len(ids))
         refuse_foreign_tokens(self._bundle, params)
         for token in params.extra.get("forced_end", ()):
@@ -98,6 +105,7 @@ class Intake:
             source=read_from,
             forced=self._forced(ids),
             adapter=adapter,
+            sight=sight,
         )
 
     def drafting(self, length: DraftLength | None, drafter: str | None, params: SamplingParams) -> Drafting:
@@ -111,6 +119,21 @@ class Intake:
         """Return how many tokens of a beginning the model was made to say: all that its own has after the first."""
         own = self._bundle.tokenizer.start_ids
         return len(own) - 1 if ids == [*own] else 0
+
+    def _with_images(
+        self, prompt: Prompt, images: Sequence[bytes | Picture], params: SamplingParams
+    ) -> tuple[list[int], Sight | None]:
+        """Return the tokens of a prompt with its images in their places, and where these are; nothing without any."""
+        if not images:
+            return [], None
+        refuse_images(self._bundle, params)
+        reader, vision = self.images, self._bundle.vision
+        assert reader is not None, "a bundle that sees says how images are read"
+        assert vision is not None
+        pictures = [one if isinstance(one, Picture) else reader.read(one) for one in images]
+        ids = self._encode(reader.surrounded(prompt) if isinstance(prompt, str) else prompt)
+        ids = reader.expand(ids, pictures)
+        return ids, Sight.of(ids, pictures, vision.contract.token)
 
     def _source(self, given: Any) -> Source | None:
         """Read the source of a text; it must be given if the models need it, and only then."""

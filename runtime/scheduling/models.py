@@ -10,8 +10,12 @@ from ..drafters import ForeignDraft
 from ..memory.adapter_pool import AdapterPool, rooms_of
 from ..memory.budget import SPREAD, tokens_in
 from ..memory.features import Features
+from ..memory.image_rows import ImageRows
 from ..memory.model import Model
 from ..sources.encoder import Encoder
+from ..sources.eyes import Eyes
+
+OF_IMAGES = 8  # the part of what is kept that is for images
 
 
 class Models:
@@ -23,6 +27,7 @@ class Models:
         max_rows: int,
         cache_bytes: int | None,
         prefix_bytes: int | None,
+        eyes: Engine | None = None,
     ) -> None:
         own, others = engines[: len(bundle.names)], engines[len(bundle.names) :]
         contracts = [one.contract for one in own]
@@ -32,6 +37,8 @@ class Models:
         self.most_tokens = tokens_in([*contracts, *spread], cache_bytes, "cache_bytes", max_rows, sources=sources)
         kept = (tokens_in(contracts, prefix_bytes, "prefix_bytes", kept=True) or 0) // BLOCK_TOKENS
         self.kept_blocks = kept // 2 if encoders else kept  # the other half is for the texts of sources
+        if eyes is not None:
+            self.kept_blocks -= kept // OF_IMAGES
         make = partial(
             Model,
             vocab_size=bundle.tokenizer.vocab_size,
@@ -40,10 +47,11 @@ class Models:
             most_tokens=self.most_tokens,
             kept_blocks=self.kept_blocks,
         )
-        self.adapters = None
+        self.adapters, device = None, own[0].device
         if contracts[0].adapters is not None:
-            self.adapters = AdapterPool(rooms_of(bundle), contracts[0].dtype, own[0].device, max_rows)
-        self.target = target = make(own[0], longest_source=longest[0], adapters=self.adapters)
+            self.adapters = AdapterPool(rooms_of(bundle), contracts[0].dtype, device, max_rows)
+        self.images = ImageRows(contracts[0], device, max_rows) if bundle.vision is not None else None
+        self.target = target = make(own[0], longest_source=longest[0], adapters=self.adapters, images=self.images)
         self.drafts = tuple(
             make(
                 engine,
@@ -61,6 +69,10 @@ class Models:
             Encoder(engine, bundle.encoders[name].contract, self.named, of_sources, self.adapters)
             for name, engine in encoders.items()
         ]
+
+        self.eyes: Eyes | None = None
+        if eyes is not None and self.images is not None and bundle.vision is not None:
+            self.eyes = Eyes(eyes, bundle.vision.contract, self.images, (prefix_bytes or 0) // OF_IMAGES)
 
     def _with_own_tokens(self, bundle: Bundle, engine: Engine, max_rows: int) -> Model:
         """Make the model of a draft that has tokens of its own, and so a cache of another length."""

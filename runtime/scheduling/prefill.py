@@ -31,6 +31,9 @@ class Prefill:
         fed: dict[int, int] = {}
         for row, entries in wanted.items():
             chunk = _next_chunk(entries - model.cache.entries[row], 0 if model.recurrent else NARROWEST)
+            if model.images is not None:
+                begin = model.cache.entries[row]
+                chunk = min(model.images.whole(row, begin + chunk), entries) - begin
             if chunk > 0 and (not fed or _fits(model, fed, row, chunk, budget)):
                 fed[row] = chunk
         if not fed:

@@ -13,6 +13,7 @@ from ..memory.full import CacheFull
 from ..memory.model import Model
 from ..requests.request import Request, failing
 from ..sources.encoder import Encoder, Wanted
+from ..sources.eyes import Eyes
 from ..state.asked import NOTHING
 from ..state.plan import LEAST_WINDOW
 from ..state.rows import Rows
@@ -39,10 +40,11 @@ class Reading:
         rounds: Rounds,
         results: Results,
         encoders: Sequence[Encoder],
+        eyes: Eyes | None = None,
     ) -> None:
         self._rows, self._target, self._seating, self._prefill, self._windows = rows, target, seating, prefill, windows
         self._frames, self._rounds, self._results = frames, rounds, results
-        self._encoders = encoders
+        self._encoders, self._eyes = encoders, eyes
 
     def read_prompts(self) -> None:
         """Read prompts until more would keep live rows waiting for long."""
@@ -67,6 +69,13 @@ class Reading:
         heard = [one for one in seating.prefilling if self._heard(one)]
         if seating.prefilling and not heard:
             return self._hear(seating.prefilling, [self._target], budget), 0
+        seen = 0
+        if self._eyes is not None:  # one image a call, so that none keeps other prompts waiting for all of them
+            read = {one.row: self._target.cache.entries[one.row] for one in heard}
+            seen = self._eyes.see({one.row: (one.request.cache_salt, read[one.row]) for one in heard})
+            heard = [one for one in heard if self._eyes.has_seen(one.row, read[one.row])]
+            if read and not heard:
+                return seen, 0
         unread = {one.row: _entries_of_prompt(one.request) for one in heard}
         if unscored := [one for one in heard if one.request.unscored]:
             return self._prefill.score(self._target, unscored[0].request, unscored[0].row), 0
@@ -101,7 +110,7 @@ class Reading:
                         draft, occupant.row, self._rows.tokens[occupant.row, : occupant.request.length]
                     )
                 seating.go_searching(occupant)
-        return fed or budget, draft_budget - left
+        return fed + seen or budget, draft_budget - left
 
     def _heard(self, occupant: Occupant) -> bool:
         """Whether a row has what there is of its source."""

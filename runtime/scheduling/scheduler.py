@@ -41,7 +41,7 @@ class Scheduler:
         self.frame: Frame | None = None  # of the last round
         self.replayed = False  # whether the last round that was read had been recorded
         self._drafters, self._rules = drafters, rules
-        self._models, self._encoders = models.all, models.encoders
+        self._models, self._encoders, self._eyes = models.all, models.encoders, models.eyes
         device, copied = target.engine.device, max((one.longest_text for one in models.encoders), default=0)
         self._rows = make_rows(max_batch, capacity, target.vocab_size, len(drafters), device, copied)
         for drafter in drafters.values():
@@ -69,6 +69,7 @@ class Scheduler:
             self._rounds,
             self._results,
             models.encoders,
+            models.eyes,
         )
         self._next: LaunchedRound | None = None  # a round launched before the previous one was read
 
@@ -119,6 +120,8 @@ class Scheduler:
         self.seating.prefixes.forget()
         for encoder in self._encoders:
             encoder.forget()
+        if self._eyes is not None:
+            self._eyes.forget()
         for drafter in self._drafters.values():
             drafter.forget()
         if self._rules.controller is not None:
@@ -137,6 +140,8 @@ class Scheduler:
             model.close()
         for encoder in self._encoders:
             encoder.close()
+        if self._eyes is not None:
+            self._eyes.close()
 
     def abort(self, error: BaseException) -> None:
         """End every request that has a row with this error; later requests start on clean rows."""

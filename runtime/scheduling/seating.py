@@ -43,7 +43,7 @@ class Seating:
         self.prefixes = Prefixes([model.cache for model in self._alike], kept_blocks)
         self._rows, self._models, self._target = rows, models, models[0]
         self._drafters, self._rules = list(drafters), rules
-        self._adapters = models[0].adapters
+        self._adapters, self._images = models[0].adapters, models[0].images
         self._budget = Budget(models)
         self._changed = changed
         self._submitted: WeakSet[Request] = WeakSet()
@@ -120,6 +120,8 @@ class Seating:
         follow_guide(self._rows, row, request.guide)
         if self._adapters is not None:
             self._adapters.seat(row, request.adapter)
+        if self._images is not None:
+            self._images.seat(row, request.sight)
         for drafter in self._drafters:
             drafter.seated(request, self._rows, row)
         self._reuse_prefix(occupant)
@@ -149,9 +151,13 @@ class Seating:
             self._rows.swap(occupant.row, row)
             if self._adapters is not None:
                 self._adapters.swap(occupant.row, row)
+            if self._images is not None:
+                self._images.swap(occupant.row, row)
             for model in self._models:
                 model.cache.swap(occupant.row, row)
             occupant.row, other.row = row, occupant.row
+        if self._images is not None:
+            self._images.let_go(row)
         self.prefilling.remove(occupant)
         occupant.request.state = State.LIVE
         self.live.append(occupant)
@@ -159,6 +165,8 @@ class Seating:
 
     def go_searching(self, occupant: Occupant) -> None:
         """Let a request with beams take rounds of its own, in the row that it has."""
+        if self._images is not None:
+            self._images.let_go(occupant.row)
         self.prefilling.remove(occupant)
         self.searching.append(occupant)
         occupant.request.state = State.LIVE
@@ -197,6 +205,8 @@ class Seating:
         if occupant.beaming is not None:
             occupant.beaming.leave(occupant.row)
         self.keep_prefix(occupant)
+        if self._images is not None:
+            self._images.seat(occupant.row, None)
         for model in self._models:
             model.cache.free(occupant.row)
         for drafter in self._drafters:
@@ -220,6 +230,8 @@ class Seating:
             drafter.gave_up(youngest.request, self._rows, youngest.row)
         with self._queue_lock:
             self.waiting.appendleft(youngest.request)
+        if self._images is not None:
+            self._images.seat(youngest.row, None)
         for model in self._models:
             model.cache.free(youngest.row)
         self._close_up(youngest)
@@ -231,7 +243,7 @@ class Seating:
         if request.unscored:
             return  # its entries come from narrower steps than those of a prompt that is read
         tokens, salt = (*request.prompt, *request.token_ids), request.cache_salt
-        self.prefixes.extend(occupant.keys, tokens, salt)
+        self.prefixes.extend(occupant.keys, tokens, salt, request.marks)
         for model in self._alike:
             self.prefixes.leave(model.cache, occupant.row, occupant.keys, tokens, salt)
 
@@ -241,10 +253,12 @@ class Seating:
         if request.unscored:
             return  # all of its prompt is read for log-probabilities first
         tokens = (*request.prompt, *request.token_ids)
-        self.prefixes.extend(occupant.keys, tokens, request.cache_salt)
+        self.prefixes.extend(occupant.keys, tokens, request.cache_salt, request.marks)
         most = max(0, len(tokens) - NARROWEST) // BLOCK_TOKENS
         for model in self._alike:
             self.prefixes.reuse(model.cache, row, occupant.keys[:most])
+        if self._images is not None:  # one that was found in part is read again
+            self._target.cache.entries[row] = self._images.begun(row, self._target.cache.entries[row])
         request.cached_tokens = min(len(request.prompt), self._target.cache.entries[row])
         self.prefixes.asked_tokens += len(request.prompt)
         self.prefixes.found_tokens += request.cached_tokens
@@ -253,6 +267,8 @@ class Seating:
         self._rows.move(occupant.row, row)
         if self._adapters is not None:
             self._adapters.move(occupant.row, row)
+        if self._images is not None:
+            self._images.move(occupant.row, row)
         for model in self._models:
             model.cache.move(occupant.row, row)
         occupant.row = row

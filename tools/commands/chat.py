@@ -1,6 +1,7 @@
 """Talk to a model in the terminal. What the draft wrote is dimmed, and each answer ends with its speed.
 
-An empty line does nothing; the end of the input (Ctrl-D) ends the conversation.
+The line /image FILE shows an image with your next line to a model that sees. An empty line does nothing; the end of
+the input (Ctrl-D) ends the conversation.
 """
 
 import argparse
@@ -13,11 +14,13 @@ from typing import TYPE_CHECKING
 
 from ...engines import Bundle, RequestError
 from ...runtime import Output
+from ...runtime.images.picture import Picture, more_tokens
 from ...runtime.requests.bounds import refuse_foreign_tokens, refuse_source
 from ..console import say
 from ..flags.adapters import add_adapter_flag, loaded_adapter, refuse_adapters
 from ..flags.controller import add_controller_flags, draft_length, refuse_drafting, refuse_lacking
 from ..flags.engine import add_engine_flags, engine_name, open_decoder
+from ..flags.images import read_image, said_with_images
 from ..flags.sampling import add_sampling_flags, given_fields, sampling_params
 from ..flags.templates import add_template_flags, beginning, template_of, template_source
 from ..in_words import lossy, summary
@@ -26,6 +29,7 @@ from ..ink import Ink
 if TYPE_CHECKING:
     from ...runtime import Decoder, SamplingParams
 
+IMAGE = "/image "
 KEPT_BYTES = 2**28  # of the conversation so far, with which each prompt begins
 
 
@@ -51,10 +55,17 @@ def run(arguments: argparse.Namespace) -> int:
     with open_decoder(arguments, max_batch=1, prefix_bytes=KEPT_BYTES) as decoder:
         adapter = loaded_adapter(decoder, arguments.adapter)
         template, conversation = template_of(arguments, decoder), beginning(arguments)
+        pictures: list[Picture] = []
+        shown = 0  # of these, since the last line
         for line in _lines():
-            conversation.append({"role": "user", "content": line})
+            if line.startswith(IMAGE):
+                pictures += (found := _shown(line.removeprefix(IMAGE).strip(), decoder))
+                shown += len(found)
+                continue
+            conversation.append(said_with_images(line, shown))
+            shown = 0
             with _no_typing():
-                output = _answer(decoder, template.encode(conversation), params, arguments, adapter)
+                output = _answer(decoder, template.encode(conversation), pictures, params, arguments, adapter)
             conversation.append({"role": "assistant", "content": output.text})
     if params.lenient:
         say(lossy(params.lenience))
@@ -70,6 +81,17 @@ def _lines() -> Iterator[str]:
             return
         if line.strip():
             yield line.rstrip("\n")
+
+
+def _shown(name: str, decoder: "Decoder") -> list[Picture]:
+    """Read the image that a line names; where that cannot be done, say why."""
+    try:
+        if decoder.images is None:
+            raise RequestError("the model reads text alone, and no images")
+        return [decoder.images.read(read_image(Path(name)))]
+    except RequestError as error:
+        say(str(error))
+        return []
 
 
 @contextmanager
@@ -93,16 +115,17 @@ def _no_typing() -> Iterator[None]:
 def _answer(
     decoder: "Decoder",
     prompt: list[int],
+    pictures: list[Picture],
     params: "SamplingParams",
     arguments: argparse.Namespace,
     adapter: str | None,
 ) -> Output:
-    room = decoder.bundle.max_length - len(prompt)
+    room = decoder.bundle.max_length - len(prompt) - more_tokens(pictures)
     if room < 1:
         raise RequestError(f"the conversation fills the model's {decoder.bundle.max_length} tokens; begin another")
     params = replace(params, max_new_tokens=min(params.max_new_tokens, room))
     asked = {"draft_length": draft_length(arguments), "drafter": arguments.drafter, "adapter": adapter}
-    request = decoder.submit(prompt, params, **asked)
+    request = decoder.submit(prompt, params, images=pictures, **asked)
     ink = Ink(sys.stdout, decoder.tokenizer)
     while not request.finished:
         decoder.step()

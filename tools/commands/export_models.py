@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...engines import ExportError
+from ...engines.bundle import VISION
 from ..console import in_bytes, progress, table
 from ..flags.revision import add_revision_flag, at_revision
 from ..flags.sampling import positive
@@ -17,7 +18,7 @@ from ..program import EXPORT_ONLY, Parser, exit_code, version_of
 from ..text_files import read_text
 
 if TYPE_CHECKING:
-    from ...export.writing.report import ExportReport, ModelReport
+    from ...export.writing.report import ExportReport, ModelReport, VisionReport
 
 PROGRAM = "export-models"
 
@@ -54,7 +55,8 @@ def stages(arguments: argparse.Namespace) -> int:
     """Count the stages that the exporter will name: each model is loaded, traced, written and perhaps checked."""
     kinds = [arguments.weights, *[arguments.draft_weights] * len(arguments.draft)]
     checks = 0 if arguments.no_check else sum(2 + (kind not in ("auto", "none")) for kind in kinds)
-    return 3 + 3 * len(kinds) + checks
+    of_images = (3 + int(not arguments.no_check)) * int(arguments.images)
+    return 3 + 3 * len(kinds) + checks + of_images
 
 
 def shown(report: "ExportReport") -> str:
@@ -75,6 +77,8 @@ def shown(report: "ExportReport") -> str:
                 f"{model.seconds:.1f}",
             )
         )
+    if report.vision is not None:
+        rows.append(_vision(report.vision))
     lines = [table(rows, left=2)]
     if any(model.entry.check.get("as_float32_copy") for model in report.models):
         lines.append("checked as float32 copy: the same weights file, computed in float32")
@@ -92,6 +96,21 @@ def shown(report: "ExportReport") -> str:
     place = shlex.quote(str(report.path))
     lines.append(f"next: trt-spec bench --bundle {place} measures its speed here, trt-spec serve {place} serves it")
     return "\n".join(lines)
+
+
+def _vision(vision: "VisionReport") -> tuple[str, str, str, str, str, str, str, str, str]:
+    entry = vision.entry
+    return (
+        VISION,
+        entry.name,
+        f"{entry.parameters:,}",
+        str(vision.nodes),
+        in_bytes(vision.weight_bytes),
+        entry.contract.dtype,
+        entry.weights,
+        _error(entry.check),
+        f"{vision.seconds:.1f}",
+    )
 
 
 def _became(model: "ModelReport") -> str:
@@ -166,6 +185,7 @@ def _export(arguments: argparse.Namespace, text: str | None, show: Any) -> "Expo
         adapters=arguments.adapters,
         adapter_rank=arguments.adapter_rank,
         cache=arguments.cache,
+        images=arguments.images,
     )
 
 
@@ -234,6 +254,11 @@ def _parser() -> Parser:
         default="full",
         help="keep keys and values of target and drafts in eight bits, with a scale for each token and head, in half "
         "the memory of float16; int8 is for ONNX Runtime and torch, fp8 for torch (default full: as --dtype says)",
+    )
+    parser.add_argument(
+        "--images",
+        action="store_true",
+        help="let the target see: write its vision tower, too, so that prompts may have images",
     )
     for flag, model in (("--weights", "target's"), ("--draft-weights", "drafts'")):
         parser.add_argument(

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from ...engines import Bundle, RequestError
 from ...runtime import BeamText, Output
-from ...runtime.requests.bounds import refuse_foreign_tokens, refuse_long, refuse_source
+from ...runtime.requests.bounds import refuse_foreign_tokens, refuse_images, refuse_long, refuse_source
 from ..flags.adapters import add_adapter_flag, loaded_adapter, refuse_adapters
 from ..flags.controller import add_controller_flags, draft_length, refuse_drafting, refuse_lacking
 from ..flags.engine import add_engine_flags, engine_name, open_decoder
+from ..flags.images import add_image_flag, read_image, said_with_images
 from ..flags.prompt import add_prompt_flags, add_source_flags, chosen_prompt, chosen_source, refuse_prompt
 from ..flags.sampling import add_sampling_flags, given_fields, sampling_params
 from ..flags.templates import add_template_flags, beginning, template_of, template_source
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bundle", required=True, metavar="B", type=Path, help="the folder that export-models wrote")
     add_prompt_flags(parser)
     add_source_flags(parser)
+    add_image_flag(parser)
     parser.add_argument("--chat", action="store_true", help="ask a chat model: write the prompt as a user's message")
     add_template_flags(parser)
     add_engine_flags(parser)
@@ -58,6 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     refuse_adapters(filter(None, [arguments.adapter]), arguments.bundle, arguments.engine)
     source = chosen_source(arguments)
     prompt = chosen_prompt(arguments, needed=source is None)
+    images = list(map(read_image, arguments.image))
     _refuse_in_bundle(arguments, prompt, source)
     params = sampling_params(arguments)
     with outputs(arguments, "trace_html") as out, open_decoder(arguments, max_batch=1) as decoder:
@@ -69,6 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
             trace=arguments.trace or bool(out),
             source=source,
             adapter=loaded_adapter(decoder, arguments.adapter),
+            images=images,
         )
         if arguments.trace and not arguments.json:
             _print_rounds(decoder, request)
@@ -93,13 +97,16 @@ def _refuse_in_bundle(arguments: argparse.Namespace, prompt: str, source: str | 
     refuse_source(bundle, source is not None)
     refuse_long(bundle, fields.max_new_tokens)
     refuse_foreign_tokens(bundle, fields)
+    if arguments.image:
+        refuse_images(bundle, fields)
     if source is None and not arguments.chat:
         refuse_prompt(bundle, prompt, fields)
 
 
 def _as_asked(prompt: str, arguments: argparse.Namespace, decoder: "Decoder") -> str | list[int]:
     if arguments.chat:
-        return template_of(arguments, decoder).encode([*beginning(arguments), {"role": "user", "content": prompt}])
+        asked = said_with_images(prompt, len(arguments.image))
+        return template_of(arguments, decoder).encode([*beginning(arguments), asked])
     return prompt
 
 

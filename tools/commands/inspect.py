@@ -6,7 +6,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ...engines import MAX_DRAFT_LENGTH, Bundle, BundleError, Contract, EncoderEntry, ModelEntry, RequestError
+from ...engines import (
+    MAX_DRAFT_LENGTH,
+    Bundle,
+    BundleError,
+    Contract,
+    EncoderEntry,
+    ModelEntry,
+    RequestError,
+    VisionEntry,
+)
+from ...engines.bundle import VISION
 from ..console import in_bytes, table
 from ..flags.sampling import add_number, batch_size, positive
 from ..measuring.gpus import GPUS, gpu_of
@@ -50,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
 def describe(bundle: Bundle, batch: int, length: int) -> dict[str, Any]:
     models = bundle.models
     tokenizer = bundle.tokenizer
-    weight_bytes = sum(map(bundle.weight_bytes, (*models, *bundle.encoders)))
+    weight_bytes = sum(map(bundle.weight_bytes, bundle.folders))
     source_bytes = batch * sum(bundle.longest_source(name) * one.contract.source_bytes for name, one in models.items())
     cache_bytes = sum(_cache_bytes(model.contract, batch, length) for model in models.values())
     return {
@@ -66,6 +76,7 @@ def describe(bundle: Bundle, batch: int, length: int) -> dict[str, Any]:
             "chat_template": tokenizer.chat_template is not None,
         },
         "encoders": {name: _encoder_json(bundle, name, one) for name, one in bundle.encoders.items()},
+        "vision": bundle.vision and _vision_json(bundle, bundle.vision),
         "models": {role: _model_json(bundle, role, model, length) for role, model in models.items()},
         "memory": {
             "batch": batch,
@@ -122,6 +133,20 @@ def _encoder_json(bundle: Bundle, name: str, encoder: EncoderEntry) -> dict[str,
     }
 
 
+def _vision_json(bundle: Bundle, vision: VisionEntry) -> dict[str, Any]:
+    contract = vision.contract
+    return {
+        "name": vision.name,
+        "parameters": vision.parameters,
+        "quantised": vision.weights,
+        "dtype": contract.dtype,
+        "weight_bytes": bundle.weight_bytes(VISION),
+        "inputs": [str(spec) for spec in contract.inputs],
+        "outputs": [str(spec) for spec in contract.outputs],
+        "check": vision.check,
+    }
+
+
 def _cache_bytes(contract: Contract, batch: int, length: int) -> int:
     """Return the bytes that the runtime's cache would take, by growing one that has no memory."""
     from ...runtime.memory.row_cache import RowCache
@@ -170,6 +195,7 @@ def _report(found: dict[str, Any]) -> str:
             *(f"  out  {line}" for line in _folded(contract["outputs"])),
             "  every present_* becomes its past_*, those with a capacity in its memory",
             *(f"\n{name}: {_encoder_line(one)}" for name, one in found["encoders"].items()),
+            *([f"\nvision: {_vision_line(found['vision'])}"] if found["vision"] else []),
             "",
             f"memory for {memory['batch']} × {memory['length']:,} tokens: {in_bytes(memory['weight_bytes'])} weights + "
             f"{in_bytes(memory['cache_bytes'])} cache{sources} = {in_bytes(memory['total_bytes'])}, plus what the "
@@ -190,6 +216,13 @@ def _encoder_line(encoder: dict[str, Any]) -> str:
     return (
         f"of {encoder['name']}, reads {reads} for {' and '.join(encoder['feeds'])}; {encoder['parameters']:,} "
         f"parameters, {in_bytes(encoder['weight_bytes'])}, {_checked(encoder['check'])}"
+    )
+
+
+def _vision_line(vision: dict[str, Any]) -> str:
+    return (
+        f"of {vision['name']}, reads images for the target; {vision['parameters']:,} parameters, "
+        f"{in_bytes(vision['weight_bytes'])}, {_checked(vision['check'])}"
     )
 
 

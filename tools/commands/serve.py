@@ -83,6 +83,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--chat-template", metavar="F", type=Path, help="a jinja file to use instead of the bundle's chat template"
     )
     parser.add_argument(
+        "--image-hosts",
+        metavar="HOST",
+        action="append",
+        type=_name,
+        default=[],
+        help="let clients name images at this HOST or HOST:PORT; may be repeated (default: they send data URLs)",
+    )
+    parser.add_argument(
         "--reasoning-parser",
         metavar="NAME",
         help="tell reasoning from answers by the marks of deepseek_r1, qwen3, glm45, granite, seed_oss or mistral",
@@ -223,6 +231,7 @@ def _serve(
             traces=traces,
             adapters=arguments.adapter,
             adapter_root=arguments.adapters_from,
+            image_hosts=arguments.image_hosts,
         )
         beside = None if aside is None else Beside(make_metrics_app(service), aside)
         app = make_app(service, keys, arguments.log_prompts, arguments.allow_origin, allowances, beside is not None)

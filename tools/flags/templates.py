@@ -2,7 +2,7 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...engines import Bundle, EngineError, RequestError
 from ..extras import install_command
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ...runtime import Decoder
     from ..serving.templates import ChatTemplate
 
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]
 
 
 def add_template_flags(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +33,7 @@ def template_of(arguments: argparse.Namespace, decoder: "Decoder") -> "ChatTempl
     except ModuleNotFoundError as error:
         raise EngineError(f"chat needs {error.name}, which is not installed; {install_command('serve')}") from error
     source = template_source(arguments, decoder.bundle)
-    return ChatTemplate(source, decoder.tokenizer, decoder.bundle.tokenizer)
+    return ChatTemplate(source, decoder.tokenizer, decoder.bundle.tokenizer, decoder.images)
 
 
 def template_source(arguments: argparse.Namespace, bundle: Bundle) -> str:

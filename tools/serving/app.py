@@ -24,6 +24,7 @@ from .completions import complete
 from .delivery import client_error, error_response, json_response
 from .errors import ApiError
 from .guard import BodyLimit, Entrance, Failures
+from .images import expanded, pictures_of
 from .keys import Keys
 from .messages import answer_messages, count_tokens
 from .metrics import CONTENT_TYPE
@@ -109,7 +110,7 @@ def make_app(
             Middleware(AccessLog, prompts=log_prompts, count=count),
             *([cross] if origins else []),
             Middleware(Entrance, keys=keys, allowances=allowances),
-            Middleware(BodyLimit),
+            Middleware(BodyLimit, sees=service.decoder.images is not None),
             Middleware(Failures),
         ],
         exception_handlers={HTTPException: refused, ApiError: failed, TrtSpecError: failed},
@@ -149,7 +150,8 @@ async def tokenize(request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "prompt and messages exclude each other, and one is needed", "prompt")
     if body.messages is not None:
-        ids = await prompt_of(service, body.messages, {}, service.most_counted)
+        prompt = await prompt_of(service, body.messages, {}, service.most_counted)
+        ids = expanded(service, prompt, await pictures_of(service, body.messages))
     else:
         ids = await service.encode(body.prompt or "", body.add_special_tokens, most=service.most_counted)
     answer = Tokens(len(ids), service.max_length, ids)

@@ -66,9 +66,18 @@ class UnloadAdapterBody(Closed, kw_only=True):
     lora_name: Annotated[str, Meta(min_length=1, max_length=256)]
 
 
-class TextPart(Closed, kw_only=True):
-    type: Literal["text"]
+class TextPart(Closed, kw_only=True, tag_field="type", tag="text"):
     text: str
+    prompt_cache_breakpoint: Ignored = None
+
+
+class ImageUrl(Closed, kw_only=True):
+    url: Annotated[str, Meta(min_length=1)]
+    detail: Ignored = None  # an image is read as the model's own processor reads it
+
+
+class ImagePart(Closed, kw_only=True, tag_field="type", tag="image_url"):
+    image_url: ImageUrl
     prompt_cache_breakpoint: Ignored = None
 
 
@@ -203,7 +212,7 @@ class PastCall(Closed, kw_only=True):
 
 class Message(Closed, kw_only=True):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Parts] | None = None
+    content: str | Annotated[list[TextPart | ImagePart], Parts] | None = None
     tool_calls: Annotated[list[PastCall], Parts] | None = None
     tool_call_id: str | None = None
     name: str | None = None

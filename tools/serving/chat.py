@@ -10,14 +10,16 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from ...runtime import Output, Piece, Request
+from ...runtime.images.picture import Picture
 from .access_log import note_prompt
 from .answers import ChatChoice, ChunkChoice, Delta, FinishReason, InputTokens, Prompt
-from .bodies import ApplyTemplateBody, ChatBody, Message
+from .bodies import ApplyTemplateBody, ChatBody, ImagePart, Message, TextPart
 from .choices import ChoiceWriter, reason_of
 from .delivery import delivery_of, encode, json_response
 from .errors import ApiError
 from .formats import RequestedGrammar, format_of
 from .guard import caller_of
+from .images import expanded, pictures_of
 from .reasoning import ReasoningReader, has_begun
 from .service import Service, body_of
 from .stepper import RequestGroup
@@ -39,7 +41,7 @@ class ChatWriter(ChoiceWriter[ChatChoice, ChunkChoice]):
         super().__init__(service, body, "chatcmpl", "chat.completion", "chat.completion.chunk")
         self._body: ChatBody = body
         self._readers: defaultdict[int, Reader] = defaultdict(conversation.reader)  # of each choice
-        self._prompt = conversation.prompt if body.return_token_ids else UNSET
+        self._prompt = conversation.read if body.return_token_ids else UNSET
 
     def choice(self, index: int, output: Output) -> ChatChoice:
         message = message_of(self._readers[index], output.text, output.finish_reason == "stop")
@@ -80,9 +82,11 @@ class ChatWriter(ChoiceWriter[ChatChoice, ChunkChoice]):
 class Conversation(NamedTuple):
     """Messages as the model reads them, what its answers have to be, and how they are read."""
 
-    prompt: list[int]
+    prompt: list[int]  # with a placeholder for each picture
     asked: RequestedGrammar | None
     reader: Callable[[], Reader]
+    pictures: Sequence[Picture]
+    read: list[int]  # the prompt with the tokens of pictures in their places
 
 
 async def chat(request: HttpRequest) -> Response:
@@ -99,7 +103,7 @@ async def count_chat(request: HttpRequest) -> Response:
     service: Service = request.app.state.service
     body = await body_of(request, ChatBody)
     service.require_model(body.model)
-    return json_response(InputTokens(len((await conversation_of(service, body, service.most_counted)).prompt)))
+    return json_response(InputTokens(len((await conversation_of(service, body, service.most_counted)).read)))
 
 
 async def converse(request: HttpRequest, service: Service, body: ChatBody) -> tuple[RequestGroup, Conversation]:
@@ -108,9 +112,11 @@ async def converse(request: HttpRequest, service: Service, body: ChatBody) -> tu
     service.stepper.refuse_if_full(body.n or 1)
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise ApiError(400, "max_tokens and max_completion_tokens mean the same; send one", "max_tokens")
-    note_prompt(request.scope, [message.content for message in body.messages])
+    note_prompt(request.scope, [plain(message)["content"] for message in body.messages])
     max_tokens = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
     conversation = await conversation_of(service, body, service.most_of(body))
+    if conversation.pictures and body.truncate_prompt_tokens is not None:
+        raise ApiError(400, "truncate_prompt_tokens could cut an image in two; leave it out", "truncate_prompt_tokens")
     conversation = conversation._replace(prompt=service.truncated(conversation.prompt, body, max_tokens))
     wanted = await service.submissions(
         body,
@@ -118,6 +124,7 @@ async def converse(request: HttpRequest, service: Service, body: ChatBody) -> tu
         max_tokens,
         caller_of(request),
         conversation.asked,
+        pictures=conversation.pictures,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
     return service.stepper.submit(wanted, every_round=bool(body.stream)), conversation
@@ -130,12 +137,14 @@ async def conversation_of(service: Service, body: ChatBody, most: int) -> Conver
     if body.reasoning_effort is not None:
         settings["reasoning_effort"] = body.reasoning_effort
     prompt = await prompt_of(service, body.messages, settings, most, ending_of(body))
+    seen = await pictures_of(service, body.messages)
+    read = expanded(service, prompt, seen)
     if (marks := service.reasoning) is None:
-        return Conversation(prompt, asked, tools.reader)
+        return Conversation(prompt, asked, tools.reader, seen, read)
     begun = has_begun(service.decoder.tokenizer.decode(prompt[-END_TOKENS:], skip_special_tokens=False), marks)
     if asked is not None:
         asked = RequestedGrammar(asked.field, asked.grammar.after_reasoning(marks, begun))
-    return Conversation(prompt, asked, lambda: ReasoningReader(tools.reader(), marks, begun))
+    return Conversation(prompt, asked, lambda: ReasoningReader(tools.reader(), marks, begun), seen, read)
 
 
 def ending_of(body: ChatBody | ApplyTemplateBody) -> Ending:
@@ -161,7 +170,7 @@ async def prompt_of(
 ) -> list[int]:
     """The token ids of a conversation, ready for the assistant's answer."""
     template, each = template_of(service, messages, most)
-    size = len(encode([messages, settings]))
+    size = len(encode([each, settings]))
     ids = await service.aside(partial(template.encode, each, settings, ending, most), size)
     if not ids:
         raise ApiError(400, "the chat template makes an empty prompt of these messages; say something", "messages")
@@ -193,10 +202,12 @@ async def apply_template(request: HttpRequest) -> Response:
 
 
 def plain(message: Message) -> dict[str, object]:
-    """A message as templates know it: its content is one text."""
-    content = message.content
-    if isinstance(content, list):
-        content = "\n".join(part.text for part in content)
+    """A message as templates know it: its content is one text, or parts of which some are images."""
+    content: object = message.content
+    if isinstance(message.content, list):
+        parts = [_part(part) for part in message.content]
+        seen = any(part["type"] == "image" for part in parts)
+        content = parts if seen else "\n".join(part["text"] for part in parts)
     fields: dict[str, object] = {"role": message.role, "content": content or message.refusal or ""}
     if message.tool_calls:
         fields["tool_calls"] = [
@@ -211,3 +222,7 @@ def plain(message: Message) -> dict[str, object]:
         if (value := getattr(message, name)) is not None:
             fields[name] = value
     return fields
+
+
+def _part(part: TextPart | ImagePart) -> dict[str, str]:
+    return {"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": part.text}

@@ -11,9 +11,11 @@ from .keys import Keys
 OPEN = ("/health", "/ready")  # what a load balancer asks without a key
 CALLER = "trt_spec.caller"  # where in a scope it says whose key was given
 MOST_BODY_BYTES = 4 * 2**20
+MOST_SEEN_BYTES = 32 * 2**20  # where bodies may hold images
 MOST_SOUND_BYTES = 25 * 2**20
 MOST_HELD_BYTES = 512 * 2**20  # of all bodies that are coming in or being answered
 SOUND = "/v1/audio/"
+SEEN = ("/v1/chat/", "/v1/responses", "/v1/messages")
 
 
 class Entrance:
@@ -60,15 +62,15 @@ class BodyLimit:
     All that are held together are limited, too: many clients may each let one wait for its last byte.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, sees: bool = False) -> None:
+        self._app, self._sees = app, sees
         self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers, most = dict(scope["headers"]), most_bytes(scope["path"])
+        headers, most = dict(scope["headers"]), most_bytes(scope["path"], self._sees)
         if b"content-length" in headers and b"transfer-encoding" in headers:
             await error_response(_two_lengths(), scope)(scope, receive, send)
             return
@@ -95,8 +97,11 @@ class BodyLimit:
             self._held -= read
 
 
-def most_bytes(path: str) -> int:
-    return MOST_SOUND_BYTES if path.startswith(SOUND) else MOST_BODY_BYTES
+def most_bytes(path: str, sees: bool = False) -> int:
+    """Return the most bytes of a body; `sees` says whether it may hold images."""
+    if path.startswith(SOUND):
+        return MOST_SOUND_BYTES
+    return MOST_SEEN_BYTES if sees and path.startswith(SEEN) else MOST_BODY_BYTES
 
 
 def _too_large(most: int) -> ApiError:

@@ -19,6 +19,8 @@ from .bodies import (
     Count,
     Function,
     Ignored,
+    ImagePart,
+    ImageUrl,
     Message,
     NamedFunction,
     NamedTool,
@@ -27,6 +29,7 @@ from .bodies import (
     Sampling,
     SomeParts,
     Stop,
+    TextPart,
     Tool,
 )
 from .chat import conversation_of, converse
@@ -45,6 +48,20 @@ class TextBlock(Closed, kw_only=True, tag_field="type", tag="text"):
     text: str
     cache_control: Ignored = None
     citations: Annotated[list[Any], Meta(max_length=0)] | None = None
+
+
+class Base64Source(Closed, kw_only=True, tag_field="type", tag="base64"):
+    media_type: Literal["image/png", "image/jpeg", "image/webp", "image/gif"]
+    data: Annotated[str, Meta(min_length=1)]
+
+
+class UrlSource(Closed, kw_only=True, tag_field="type", tag="url"):
+    url: Annotated[str, Meta(min_length=1)]
+
+
+class ImageBlock(Closed, kw_only=True, tag_field="type", tag="image"):
+    source: Base64Source | UrlSource
+    cache_control: Ignored = None
 
 
 class ThinkingBlock(Closed, kw_only=True, tag_field="type", tag="thinking"):
@@ -75,7 +92,7 @@ class ToolResultBlock(Closed, kw_only=True, tag_field="type", tag="tool_result")
     toolset_name: Ignored = None
 
 
-Block = TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock
+Block = TextBlock | ImageBlock | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock
 
 
 class Turn(Closed, kw_only=True):
@@ -273,7 +290,7 @@ async def count_tokens(request: HttpRequest) -> Response:
     service.require_model(body.model)
     with in_terms_of(NAMES):
         conversation = await conversation_of(service, chat_of(body), service.most_counted)
-    return json_response(InputTokens(len(conversation.prompt)))
+    return json_response(InputTokens(len(conversation.read)))
 
 
 def chat_of(body: CountedBody, **more: Any) -> ChatBody:
@@ -313,8 +330,8 @@ def _messages_of(turn: Turn) -> Iterator[Message]:
     blocks = turn.content
     for result in blocks:
         if isinstance(result, ToolResultBlock):
-            content, failed = _text(result.content or ""), result.is_error
-            yield Message(role="tool", tool_call_id=result.tool_use_id, content=content, is_error=failed)
+            said, failed = _text(result.content or ""), result.is_error
+            yield Message(role="tool", tool_call_id=result.tool_use_id, content=said, is_error=failed)
     text = "\n".join(block.text for block in blocks if isinstance(block, TextBlock))
     thinking = "\n".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
     calls = [
@@ -326,8 +343,19 @@ def _messages_of(turn: Turn) -> Iterator[Message]:
         for block in blocks
         if isinstance(block, ToolUseBlock)
     ]
-    if text or thinking or calls:
-        yield Message(role=turn.role, content=text, reasoning_content=thinking or None, tool_calls=calls or None)
+    seen = [_part(block) for block in blocks if isinstance(block, TextBlock | ImageBlock)]
+    sees = any(isinstance(part, ImagePart) for part in seen)
+    content: str | list[TextPart | ImagePart] = seen if sees else text
+    if content or thinking or calls:
+        yield Message(role=turn.role, content=content, reasoning_content=thinking or None, tool_calls=calls or None)
+
+
+def _part(block: TextBlock | ImageBlock) -> TextPart | ImagePart:
+    if isinstance(block, TextBlock):
+        return TextPart(text=block.text)
+    source = block.source
+    url = source.url if isinstance(source, UrlSource) else f"data:{source.media_type};base64,{source.data}"
+    return ImagePart(image_url=ImageUrl(url=url))
 
 
 def _text(content: str | Sequence[TextBlock]) -> str:

@@ -9,19 +9,43 @@ from .bodies import MOST_TOOLS, Closed, Count, Ignored, Parts, Sampling, Setting
 LOGPROBS = "message.output_text.logprobs"
 
 
-class Said(Closed, kw_only=True):
+class Text(Closed, kw_only=True):
     """A part of a message; what was answered may come back with all that it had."""
 
-    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
     text: str
     annotations: Ignored = None
     logprobs: Ignored = None
     prompt_cache_breakpoint: Ignored = None
 
 
+class InputText(Text, kw_only=True, tag_field="type", tag="input_text"): ...
+
+
+class OutputText(Text, kw_only=True, tag_field="type", tag="output_text"): ...
+
+
+class PlainText(Text, kw_only=True, tag_field="type", tag="text"): ...
+
+
+class ReasoningText(Text, kw_only=True, tag_field="type", tag="reasoning_text"): ...
+
+
+class SummaryText(Text, kw_only=True, tag_field="type", tag="summary_text"): ...
+
+
+class InputImage(Closed, kw_only=True, tag_field="type", tag="input_image"):
+    image_url: Annotated[str, Meta(min_length=1)]
+    detail: Ignored = None  # an image is read as the model's own processor reads it
+    file_id: None = None
+    prompt_cache_breakpoint: Ignored = None
+
+
+Said = InputText | OutputText | PlainText | ReasoningText | SummaryText
+
+
 class MessageItem(Closed, kw_only=True):
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | Annotated[list[Said], Parts]
+    content: str | Annotated[list[Said | InputImage], Parts]
     type: Literal["message"] = "message"
     id: Ignored = None
     status: Ignored = None

@@ -1,7 +1,7 @@
 """POST /v1/responses: OpenAI's newer API, by way of a chat. An answer is kept in memory if its client asks for it."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -11,12 +11,15 @@ from .bodies import (
     CalledFunction,
     ChatBody,
     Function,
+    ImagePart,
+    ImageUrl,
     Message,
     NamedFunction,
     NamedTool,
     PastCall,
     Sampling,
     SomeTools,
+    TextPart,
     Tool,
     converted,
 )
@@ -31,6 +34,7 @@ from .response_bodies import (
     CallOutputItem,
     FlatName,
     FlatSome,
+    InputImage,
     ReasoningItem,
     ResponsesBody,
     Said,
@@ -62,7 +66,7 @@ async def count_input(request: HttpRequest) -> Response:
     service.require_model(body.model)
     with in_terms_of(NAMES):
         conversation = await conversation_of(service, chat_of(body), service.most_counted)
-    return json_response(CountedInput(len(conversation.prompt)))
+    return json_response(CountedInput(len(conversation.read)))
 
 
 async def kept_response(request: HttpRequest) -> Response:
@@ -139,7 +143,7 @@ def _messages_of(items: Sequence[dict[str, Any]]) -> list[Message]:
                 messages.append(Message(role="assistant", tool_calls=[call], reasoning_content=thought))
         else:
             own = thought if item.role == "assistant" else None
-            messages.append(Message(role=item.role, content=_text(item.content), reasoning_content=own))
+            messages.append(Message(role=item.role, content=_content(item.content), reasoning_content=own))
         thought = None
     if not messages:
         raise ApiError(400, "the input holds no message; say something", "input")
@@ -148,6 +152,16 @@ def _messages_of(items: Sequence[dict[str, Any]]) -> list[Message]:
 
 def _text(content: str | Sequence[Said]) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+def _content(parts: str | Sequence[Said | InputImage]) -> str | list[TextPart | ImagePart]:
+    """Return the parts of a message as a chat has them, and texts alone as one."""
+    if isinstance(parts, str) or not any(isinstance(part, InputImage) for part in parts):
+        return _text(cast(str | Sequence[Said], parts))
+    return [
+        ImagePart(image_url=ImageUrl(url=part.image_url)) if isinstance(part, InputImage) else TextPart(text=part.text)
+        for part in parts
+    ]
 
 
 def _choice(choice: Any) -> Any:

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from starlette.requests import Request
 
 from ...engines import RequestError
 from ...runtime import Decoder, SamplingParams
+from ...runtime.images.picture import Picture, more_tokens
 from ...runtime.state.asked import DraftLength
 from ...runtime.transcribing.transcriber import Transcriber
 from .answers import ModelCard
@@ -23,6 +24,7 @@ from .bodies import Body, Generation, Sampling, read_body
 from .encoding import Longest
 from .errors import ApiError, in_terms_of
 from .formats import RequestedGrammar
+from .held_pictures import HeldPictures
 from .kept_answers import KeptAnswers
 from .marks import Marks, marks_of
 from .metrics import Metrics
@@ -40,6 +42,7 @@ LONG_TEXT = 2000  # characters that take longer to tokenise than a thread to sta
 MOST_COUNTED = 2**18  # tokens of a text that need not fit the model, since it is only counted, shown, or cut
 LARGE_BODY = 2**18  # bytes that may take a tenth of a second to read, if they are many small parts
 MOST_COMPILING = 128  # grammars that wait in threads; those are not threads in which others are tokenised
+MOST_FETCHING = 8  # images, in threads of their own
 DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "rule": "rejection"}  # of requests, by names of SamplingParams
 
 
@@ -66,6 +69,9 @@ class Service:
     _one_long: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     _one_huge: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     one_body: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    image_hosts: frozenset[str] = frozenset()  # from which images may be fetched
+    pictures: HeldPictures = field(default_factory=HeldPictures)
+    fetching: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(MOST_FETCHING))
     _compiling: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(MOST_COMPILING))
 
     @property
@@ -165,6 +171,7 @@ class Service:
         caller: str,
         asked: RequestedGrammar | None,
         source: Sequence[int] | None = None,
+        pictures: Sequence[Picture] = (),
         **more: Any,
     ) -> list[Submission]:
         """The requests that a body asks for: n for each prompt, which differ in their seeds.
@@ -190,11 +197,12 @@ class Service:
             with in_terms_of({"grammar": asked.field}):
                 await to_thread.run_sync(self.decoder.compile_grammar, asked.grammar, limiter=self._compiling)
         for prompt in prompts:
-            room = self.max_length - len(prompt)
+            length = len(prompt) + more_tokens(pictures)
+            room = self.max_length - length
             if room < max(max_tokens or 1, 1):
                 raise ApiError(
                     400,
-                    f"the prompt has {len(prompt)} tokens and max_tokens is {max_tokens or 1}, the model takes "
+                    f"the prompt has {length} tokens and max_tokens is {max_tokens or 1}, the model takes "
                     f"{self.max_length} together; shorten either",
                     "messages" if hasattr(body, "messages") else "prompt",
                     "context_length_exceeded",
@@ -208,12 +216,14 @@ class Service:
                 salt = f"{caller}/{body.cache_salt or ''}" if caller else body.cache_salt or ""
                 searches = params.num_beams > 1  # for which the defaults of other requests are none
                 usual = None if searches else self.draft_length
-                length = usual if body.draft_length is None else body.draft_length
+                drafted = usual if body.draft_length is None else body.draft_length
                 drafter = body.drafter or (None if predicted or searches else self.drafter)
                 priority = body.priority or 0
                 adapter = self.adapter_of(body.model)
                 wanted.append(
-                    Submission(prompt, params, length, drafter, salt, predicted, priority, source, caller, adapter)
+                    Submission(
+                        prompt, params, drafted, drafter, salt, predicted, priority, source, caller, adapter, pictures
+                    )
                 )
         return wanted
 
@@ -237,9 +247,12 @@ def open_service(
     traces: "Traces | None" = None,
     adapters: Sequence[tuple[str, Path]] = (),
     adapter_root: Path | None = None,
+    image_hosts: Iterable[str] = (),
 ) -> Service:
     """Serve an open decoder; `chat_template` takes the place of the bundle's own."""
-    bundle = decoder.bundle
+    bundle, hosts = decoder.bundle, frozenset(map(str.lower, image_hosts))
+    if hosts and decoder.images is None:
+        raise RequestError("--image-hosts names hosts of images, but the model reads text alone; leave it out")
     left_open = {**DEFAULTS, **defaults}
     decoder.require_drafting(draft_length, drafter, SamplingParams(**left_open))
     names = names or [bundle.target.name]
@@ -255,12 +268,13 @@ def open_service(
     stepper = Stepper(decoder, max_waiting, on_end)
     kept = KeptAnswers()
     metrics.watch(stepper, name, kept)
-    template = None if source is None else ChatTemplate(source, decoder.tokenizer, bundle.tokenizer)
+    template = None if source is None else ChatTemplate(source, decoder.tokenizer, bundle.tokenizer, decoder.images)
     spelling = Spelling(decoder.tokenizer, bundle.tokenizer_file)
     longest = Longest(decoder.tokenizer, bundle.tokenizer_file)
     marks = None if reasoning_parser is None else marks_of(reasoning_parser, template.special if template else ())
     own = draft_length, drafter, left_open, kept, traces, adapter_root, frozenset(adapter for adapter, _ in adapters)
     service = Service(stepper, spelling, template, names, metrics, longest, marks, *own)
+    service.image_hosts = hosts
     for adapter, folder in adapters:
         if adapter in names:
             raise RequestError(f"{adapter!r} is the name of the model itself; give the adapter another")

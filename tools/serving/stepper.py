@@ -17,6 +17,7 @@ from typing import NamedTuple
 from ...engines import EngineError
 from ...engines.errors import first_line
 from ...runtime import Decoder, Output, Piece, Request, SamplingParams
+from ...runtime.images.picture import Picture
 from ...runtime.memory.adapter_pool import Loaded
 from ...runtime.sources.source import Source
 from ...runtime.state.asked import DraftLength
@@ -47,6 +48,7 @@ class Submission(NamedTuple):
     source: Source | Sequence[int] | None = None
     caller: str = ""  # whose allowance it counts for
     adapter: str | Loaded | None = None  # by its name, or one that is held
+    pictures: Sequence[Picture] = ()
 
 
 class Ticket:
@@ -210,6 +212,7 @@ class Stepper:
                     priority=one.priority,
                     source=one.source,
                     adapter=one.adapter,
+                    images=one.pictures,
                     on_progress=self._noting(ticket, every_round),
                 )
                 tickets.append(ticket)

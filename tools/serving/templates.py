@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError, nodes
 from jinja2.exceptions import SecurityError, TemplateSyntaxError
@@ -26,11 +26,15 @@ from ...engines.bundle import TokenizerEntry
 from ...engines.errors import one_line
 from .tokenising import encoded
 
+if TYPE_CHECKING:
+    from ...runtime.images.reader import ImageReader
+
 MOST_SECONDS = 1.0
 MOST_CHARACTERS = 16 * 2**20
 MOST_DEPTH = 100
 CALL_MARKS = ("<tool_call>", "</tool_call>")  # lines around a call, as the templates of Hermes, Qwen and others say
 MARKED_JSON = '{"name": <function-name>, "arguments": <'  # what such templates tell a model to write between them
+PROBE = "trt-spec"  # a text to see whether a template writes it
 MARKS = "\U0010fffd\U0010fffc"  # characters that mean nothing and occur nowhere; a tokenizer is kept for each
 
 
@@ -150,8 +154,10 @@ def _now(form: str) -> str:
 class ChatTemplate:
     """One template and the tokenizer that reads what it writes."""
 
-    def __init__(self, source: str, tokenizer: Tokenizer, entry: TokenizerEntry) -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self, source: str, tokenizer: Tokenizer, entry: TokenizerEntry, images: "ImageReader | None" = None
+    ) -> None:
+        self._tokenizer, self._images = tokenizer, images
         self._knows_developer = "developer" in source
         ids = {"bos_token": entry.bos_token_id, "eos_token": next(iter(entry.eos_token_ids), None)}
         self._tokens = {name: tokenizer.id_to_token(token) for name, token in ids.items() if token is not None}
@@ -169,6 +175,9 @@ class ChatTemplate:
         except (TemplateSyntaxError, RecursionError) as error:
             raise RequestError(f"the chat template is not one ({one_line(error)}); correct it") from error
         spec = json.loads(tokenizer.to_str())
+        if images is not None:
+            for one in spec["added_tokens"]:
+                one["special"] |= one["content"] == images.placeholder  # which no user may spell, either
         self.special = [one["content"] for one in spec["added_tokens"] if one["special"] and one["content"]]
         longest_first = sorted(self.special, key=len, reverse=True)
         self._any_special = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
@@ -177,6 +186,15 @@ class ChatTemplate:
         marked = CALL_MARKS[0] in source and MARKED_JSON in source.replace("\\", "")
         # What marks a call, if the template says so to the model and the marks can be seen in its text.
         self.call_marks = CALL_MARKS if marked and not set(CALL_MARKS).intersection(self.special) else None
+        self._in_parts = False
+        self._in_parts = images is not None and not self._shows(PROBE) and self._shows([part_of_text(PROBE)])
+
+    def _shows(self, content: object) -> bool:
+        """Whether a message of this content is written. Templates that know images may write parts alone."""
+        try:
+            return PROBE in self.render([{"role": "user", "content": content}])
+        except (RequestError, EngineError):
+            return False
 
     def render(
         self,
@@ -198,7 +216,12 @@ class ChatTemplate:
         end = ""
         if ending is Ending.CONTINUED:
             end = _unused(_texts([messages, settings or {}]))
-            said[-1] = {**said[-1], "content": said[-1]["content"] + end}
+            said[-1] = {**said[-1], "content": _followed(said[-1]["content"], end)}
+        if self._in_parts:
+            said = [
+                {**one, "content": [part_of_text(one["content"])]} if isinstance(one["content"], str) else one
+                for one in said
+            ]
         context = {"tools": None, "documents": None, **self._tokens, **(settings or {})}
         context |= {"messages": said, "add_generation_prompt": ending is Ending.ANSWER, "__tick": tick}
         parts, size = [], 0
@@ -244,17 +267,40 @@ class ChatTemplate:
         ending: Ending = Ending.ANSWER,
         most: int | None = None,
     ) -> list[int]:
-        """Return the prompt's tokens, at `most` so many. A special token that a user spells out stays text."""
+        """Return the prompt's tokens, at `most` so many. A special token that a user spells out stays text.
+
+        Each image has a placeholder there.
+        """
+        ids = self._encode(messages, settings, ending, most)
+        if self._images is not None:
+            wanted = sum(part.get("type") == "image" for one in messages for part in _parts_of(one["content"]))
+            if (places := ids.count(self._images.image_token)) != wanted:
+                raise RequestError(
+                    f"the chat template writes {places} places for {wanted} images; give one that knows images by "
+                    "--chat-template",
+                    "messages",
+                )
+        return ids
+
+    def _encode(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        settings: Mapping[str, Any] | None,
+        ending: Ending,
+        most: int | None,
+    ) -> list[int]:
         given = [messages, settings or {}]
+        written = str if self._images is None else self._images.surrounded
         if not any(self._any_special.search(text) for text in _texts(given)):
-            return encoded(self._tokenizer, self.render(messages, settings, ending), False, most, "messages")
+            text = written(self.render(messages, settings, ending))
+            return encoded(self._tokenizer, text, False, most, "messages")
         mark = _unused(_texts([*given, self.special]))
 
         def broken(found: re.Match[str]) -> str:  # it is none for the template, and its ends are as they were
             return found[0][0] + mark + found[0][1:]
 
         messages, settings = (_changed(one, self._any_special, broken) for one in given)
-        text = self.render(messages, settings, ending)
+        text = written(self.render(messages, settings, ending))
         # The template's own special tokens get the mark, the users' lose it; then one tokenizer reads all of it.
         text = self._any_special.sub(lambda found: mark + mark + found[0], text)
         text = re.sub(f"{mark}{mark}|{mark}", lambda found: mark if len(found[0]) == 2 else "", text)
@@ -281,6 +327,19 @@ class ChatTemplate:
         marked = Tokenizer.from_str(json.dumps(self._spec | {"added_tokens": added, "post_processor": None}))
         numbers = marked.get_vocab(with_added_tokens=True)
         return marked, {numbers[new["content"]]: old["id"] for new, old in zip(added, own, strict=True)}
+
+
+def part_of_text(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def _parts_of(content: object) -> Sequence[Mapping[str, Any]]:
+    return content if isinstance(content, list) else ()
+
+
+def _followed(content: Any, end: str) -> Any:
+    """Return what a message says, with more text at its end."""
+    return content + end if isinstance(content, str) else [*content, part_of_text(end)]
 
 
 def _unused(texts: Iterable[str]) -> str:

@@ -14,6 +14,7 @@ ASK = {"model": "tiny", "max_tokens": 60, "messages": [{"role": "user", "content
 ASK |= {"extra_body": {"seed": 3, "rule": "coupled"}}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "abc"}], "max_completion_tokens": 60}
 CHAT |= {"seed": 3, "rule": "coupled"}
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
 TOOLS = [{"name": name, "description": "does it", "input_schema": SCHEMA} for name in ("add", "take_away")]
 
 
@@ -133,7 +134,7 @@ def test_tokens_are_counted_as_they_are_read(client: anthropic.Anthropic):
         ({"model": "other"}, 404, "not_found_error", "model 'other' is not served here"),
         ({"max_tokens": 0}, 400, "invalid_request_error", "max_tokens is refused"),
         ({"max_tokens": 100_000}, 400, "invalid_request_error", "shorten either"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "invalid_request_error", "image"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "invalid_request_error", "reads text alone"),
         ({"tool_choice": {"type": "any"}}, 400, "invalid_request_error", "there are no tools"),
         ({"tool_choice": {"type": "tool"}}, 400, "invalid_request_error", "names a tool if its type is tool"),
         ({"mcp_servers": []}, 400, "invalid_request_error", "tools are called by the client"),

@@ -81,8 +81,20 @@ def test_a_field_of_the_api_that_is_not_supported_is_refused_by_name_and_reason(
         (
             "/v1/chat/completions",
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content[0].image_url.url",
+            "messages[0].content[0].image_url.url is missing",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
+            "messages",
+            "the model reads text alone; leave images out of the content",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
             "messages[0].content[0].type",
-            "messages[0].content[0].type is refused: invalid enum value 'image_url'",
+            "messages[0].content[0].type is refused: invalid value 'input_audio'",
         ),
         ("/v1/chat/completions", {"top_logprobs": 2}, "top_logprobs", "top_logprobs says how many log-probabilities"),
         (

@@ -220,9 +220,14 @@ def test_obfuscation_is_added_where_it_is_asked_for(server: Served):
         ({"background": True}, "background", "while its client waits"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "expected one of message"),
         (
-            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            "input[0].content[0].type",
-            "input_image",
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]},
+            "input",
+            "the model reads text alone",
+        ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "file_1"}]}]},
+            "input[0].content[0].file_id",
+            "file_id is refused",
         ),
         ({"input": [{"role": "user", "content": "a", "x": 1}]}, "input[0].x", "not a field of this request"),
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),

@@ -1,0 +1,111 @@
+"""Export the graph that sees for a target, and check both on an image."""
+
+import gc
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...engines import Contract, ExportError, VisionEntry
+from ...engines.bundle import FUSED, GRAPH, TARGET, VISION, WEIGHTS
+from ...engines.errors import first_line
+from ..checkpoints.checkpoint import Checkpoint
+from ..passes.quantise import Quantisation
+from ..seeing.check_vision import check_seeing, check_vision, seen_by
+from ..seeing.families import FAMILIES, seeing_contract, vision_contract
+from .graph import build_graph, write_graph
+from .report import VisionReport
+
+
+def config_of_whole(checkpoint: Checkpoint) -> Any:
+    """Return the configuration of a checkpoint that sees; refuse one that does not, or not in a known way."""
+    from transformers import AutoConfig
+
+    if checkpoint.reads_more not in FAMILIES:
+        kind = checkpoint.reads_more or checkpoint.architecture
+        raise ExportError(
+            f"checkpoint {checkpoint.name} has the model type {kind!r}, whose images cannot be exported; those of "
+            f"{', '.join(FAMILIES)} can: leave out --images"
+        )
+    if checkpoint.quantised is not None or checkpoint.lora is not None:
+        how = "quantised" if checkpoint.lora is None else "changed by an adapter"
+        raise ExportError(
+            f"checkpoint {checkpoint.name} is {how}, and its images cannot be exported; take the one it was made of"
+        )
+    config = AutoConfig.from_pretrained(checkpoint.path, local_files_only=True, trust_remote_code=False)
+    known = FAMILIES[str(checkpoint.reads_more)].eyes
+    if known and config.vision_config.model_type not in known:
+        raise ExportError(
+            f"checkpoint {checkpoint.name} sees by a vision tower of the type {config.vision_config.model_type!r}, "
+            f"expected {' or '.join(known)}; leave out --images"
+        )
+    return config
+
+
+def contract_with_images(checkpoint: Checkpoint, contract: Contract) -> Contract:
+    """Return the contract of a target that reads entries of images, too."""
+    config = config_of_whole(checkpoint)
+    if contract.recurrent or contract.rounded_to:
+        raise ExportError(
+            f"checkpoint {checkpoint.name} keeps recurrent states or a cache in {contract.rounded_to or 'them'}, with "
+            "which images cannot be exported yet; leave out --images or --cache"
+        )
+    return seeing_contract(str(checkpoint.reads_more), config, contract)
+
+
+def export_vision(
+    checkpoint: Checkpoint,
+    contract: Contract,
+    folder: Path,
+    weights: Quantisation,
+    text_weights: Quantisation,
+    check: bool,
+    progress: Callable[[str], None],
+) -> VisionReport:
+    """Write the vision graph of a target; check it, and the target's own graphs if their weights are not rounded."""
+    begun, kind = time.perf_counter(), str(checkpoint.reads_more)
+    progress(f"{VISION}: loading the weights of {checkpoint.name}")
+    whole = load_whole(checkpoint, contract.dtype)
+    tower = FAMILIES[kind].tower(whole)
+    made = vision_contract(kind, whole.config, contract)
+    text_size = sum(parameter.numel() for parameter in whole.model.get_decoder().parameters())
+    progress(f"{VISION}: tracing")
+    graph, _ = build_graph(tower, made, 0, weights)
+    said = whole.get_output_embeddings().weight.numel() if not whole.config.tie_word_embeddings else 0
+    parameters = sum(parameter.numel() for parameter in whole.parameters()) - text_size - said
+    progress(f"{VISION}: writing")
+    write_graph(graph, folder / VISION)
+    nodes = len(graph.graph)
+    seen = seen_by(whole.float(), kind, contract.vocab_size) if check else None  # with weights as they were rounded
+    del whole, tower, graph  # the check holds the written weights: the checkpoint's must be gone
+    gc.collect()
+    found: dict[str, Any] = {}
+    if seen is not None:
+        progress(f"{VISION}: checking in ONNX Runtime")
+        found = check_vision(folder / VISION / GRAPH, made, seen, weights.kind != "none")
+        for name in (GRAPH, FUSED) if text_weights.kind == "none" else ():
+            if (folder / TARGET / name).exists():
+                found[f"{TARGET}/{name}"] = check_seeing(folder / TARGET / name, contract, seen)
+    entry = VisionEntry(checkpoint.label, parameters, made, weights.kind, found)
+    size = (folder / VISION / WEIGHTS).stat().st_size
+    return VisionReport(entry, nodes, size, time.perf_counter() - begun)
+
+
+def load_whole(checkpoint: Checkpoint, dtype: str) -> Any:
+    """Load a checkpoint with all that it reads, its weights in `dtype`, with transformers' own attention."""
+    from transformers import AutoModelForImageTextToText
+
+    try:
+        model = AutoModelForImageTextToText.from_pretrained(
+            checkpoint.path,
+            dtype=getattr(torch, dtype),
+            attn_implementation="eager",
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+        )
+    except Exception as error:  # safetensors, transformers and torch each have their own
+        raise ExportError(f"the weights of checkpoint {checkpoint.name} cannot be read: {first_line(error)}") from error
+    return model.eval()

@@ -1,0 +1,45 @@
+"""Opens image files of a few formats, within bounds that hold before anything is decoded."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+from ...engines import RequestError
+from ...engines.errors import first_line
+from .pixels import MOST_PIXELS
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+MOST_BYTES = 20 * 2**20
+MOST_IMAGES = 32  # in a prompt
+
+
+def open_image(content: bytes) -> Image:
+    """Return the first frame of an image, upright and in three colours, as transformers loads it."""
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        raise RequestError("to read images needs Pillow; pip install 'trt-spec[images]'", "images") from error
+    if not content or len(content) > MOST_BYTES:
+        raise RequestError(f"an image has {len(content):,} bytes, expected 1 to {MOST_BYTES:,}", "images")
+    try:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as file:
+            _refuse_large(*file.size)  # before anything is decoded
+            return ImageOps.exif_transpose(file).convert("RGB")
+    except RequestError:
+        raise
+    except Exception as error:  # a damaged file makes its reader raise whatever it meets
+        raise RequestError(
+            f"an image cannot be read ({first_line(error)}); expected a whole file of {', '.join(FORMATS)}", "images"
+        ) from error
+
+
+def _refuse_large(width: int, height: int) -> None:
+    if width * height > MOST_PIXELS:
+        raise RequestError(
+            f"an image has {width:,} x {height:,} pixels, expected at most {MOST_PIXELS:,} in all; make it smaller",
+            "images",
+        )

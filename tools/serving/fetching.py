@@ -1,0 +1,123 @@
+"""Fetches images from the hosts that the server's owner has named, within bounds of time and bytes.
+
+A name is resolved once, and that address is connected to: what a name means may change between a look and a fetch.
+"""
+
+import socket
+import ssl
+import threading
+from collections.abc import Collection
+from contextlib import suppress
+from http.client import HTTPConnection, HTTPException
+from ipaddress import ip_address
+from typing import Self
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+from ...engines import RequestError
+from ...engines.errors import first_line
+from ...runtime.images.opening import MOST_BYTES
+
+SECONDS = 10.0  # for all of it
+MOST_REDIRECTS = 3
+REDIRECTS = (301, 302, 303, 307, 308)
+PORTS = {"http": 80, "https": 443}
+
+
+def fetch(url: str, hosts: Collection[str]) -> bytes:
+    """Return what is at a URL of one of these hosts, each a HOST or HOST:PORT."""
+    for _ in range(MOST_REDIRECTS + 1):
+        place = _allowed(url, hosts)
+        found = _get(place, hosts)
+        if isinstance(found, bytes):
+            return found
+        url = found
+    raise RequestError(f"an image is redirected more than {MOST_REDIRECTS} times; give its own URL", "images")
+
+
+def _allowed(url: str, hosts: Collection[str]) -> SplitResult:
+    try:
+        place = urlsplit(url)
+        host, port = place.hostname or "", place.port
+    except ValueError as error:
+        raise RequestError(f"an image has no valid URL ({error}); correct it", "images") from error
+    if place.scheme not in PORTS or not host or "@" in place.netloc:
+        raise RequestError("an image has a URL that is neither data: nor http(s)://HOST/…; correct it", "images")
+    named = host if port in (None, PORTS[place.scheme]) else f"{host}:{port}"
+    if named not in hosts:
+        raise RequestError(
+            f"images from {named} are not fetched here; send the image as a data URL, or start the server with "
+            f"--image-hosts {named}",
+            "images",
+        )
+    return place
+
+
+def _get(place: SplitResult, hosts: Collection[str]) -> bytes | str:
+    """Return the content at a place, or where it is said to be."""
+    host, port = place.hostname or "", place.port or PORTS[place.scheme]
+    try:
+        with _Pinned(host, port, _address(host, port, hosts), place.scheme == "https") as connection:
+            path = (place.path or "/") + (f"?{place.query}" if place.query else "")
+            connection.request("GET", path, headers={"Accept": "image/*", "User-Agent": "trt-spec"})
+            answer = connection.getresponse()
+            if answer.status in REDIRECTS and (onward := answer.getheader("Location")):
+                return urljoin(place.geturl(), onward)
+            if answer.status != 200:
+                raise RequestError(
+                    f"{host} answers {answer.status} for an image, expected 200; correct the URL", "images"
+                )
+            content = answer.read(MOST_BYTES + 1)
+            if connection.cut or (answer.length and len(content) <= MOST_BYTES):
+                raise TimeoutError("its end did not come")
+    except (OSError, HTTPException, ValueError) as error:
+        raise RequestError(
+            f"an image cannot be fetched from {host} within {SECONDS:g} s ({first_line(error)}); send it as a data URL",
+            "images",
+        ) from error
+    if len(content) > MOST_BYTES:
+        raise RequestError(f"an image from {host} has more than {MOST_BYTES:,} bytes; send a smaller one", "images")
+    return content
+
+
+def _address(host: str, port: int, hosts: Collection[str]) -> str:
+    """Return the host's address; one that is not of the public internet has to be named itself."""
+    found = [str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    for address in found:
+        if not ip_address(address.partition("%")[0]).is_global and not {address, f"{address}:{port}"} & {*hosts}:
+            raise RequestError(
+                f"{host} has the address {address}, which is not of the public internet; name it by --image-hosts, too",
+                "images",
+            )
+    return found[0]
+
+
+class _Pinned(HTTPConnection):
+    """A connection to an address that was looked at. Once its time is up, it is cut, whatever still comes."""
+
+    def __init__(self, host: str, port: int, address: str, secure: bool) -> None:
+        super().__init__(host, port, timeout=SECONDS)
+        self._address, self._secure = address, secure
+        self._line: socket.socket | None = None  # `sock` is let go once an answer begins
+        self.cut = False
+        self._end = threading.Timer(SECONDS, self._cut)
+        self._end.daemon = True
+        self.default_port = PORTS["https" if secure else "http"]
+
+    def connect(self) -> None:
+        self._end.start()
+        self._line = self.sock = socket.create_connection((self._address, self.port), SECONDS)
+        if self._secure:
+            self._line = self.sock = ssl.create_default_context().wrap_socket(self.sock, server_hostname=self.host)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end.cancel()
+        self.close()
+
+    def _cut(self) -> None:
+        self.cut = True
+        with suppress(OSError):  # it has ended by itself
+            if self._line is not None:
+                self._line.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,91 @@
+"""The images of a conversation: found in it, decoded or fetched, and read one after another."""
+
+import binascii
+from base64 import b64decode
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from anyio import to_thread
+
+from ...engines import RequestError
+from ...runtime.images.opening import MOST_BYTES, MOST_IMAGES
+from ...runtime.images.picture import Picture, more_tokens
+from ...runtime.images.reader import ImageReader
+from .bodies import ImagePart, Message
+from .errors import ApiError, in_terms_of, unavailable
+from .fetching import fetch
+from .service import Service
+from .tokenising import HUGE_TEXT
+
+MOST_CHARACTERS = 4 * (MOST_BYTES // 3 + 1)  # of base64
+MOST_HELD_BYTES = 2**31  # of pictures of all requests that have not ended
+NAMES = {"images": "messages"}  # as the API calls them
+
+
+def images_in(messages: Iterable[Message]) -> list[str]:
+    """Return the URLs of all images, in their order."""
+    return [
+        part.image_url.url
+        for message in messages
+        if isinstance(message.content, list)
+        for part in message.content
+        if isinstance(part, ImagePart)
+    ]
+
+
+async def pictures_of(service: Service, messages: Sequence[Message]) -> list[Picture]:
+    """Read the images of a conversation, one at a time for all clients: that takes cores and memory from the rounds."""
+    urls = images_in(messages)
+    if not urls:
+        return []
+    reader = service.decoder.images
+    if reader is None:
+        raise ApiError(
+            400, "the model reads text alone; leave images out of the content", "messages", "unsupported_content"
+        )
+    if len(urls) > MOST_IMAGES:
+        raise ApiError(400, f"there are {len(urls)} images, expected at most {MOST_IMAGES}; send less", "messages")
+    with in_terms_of(NAMES):
+        pictures: list[Picture] = []
+        for url in urls:
+            if service.pictures.bytes > MOST_HELD_BYTES:
+                raise unavailable("the server holds as many images as it may; try again soon", "busy")
+            content = await to_thread.run_sync(_content, url, service.image_hosts, limiter=service.fetching)
+            pictures.append(await service.aside(partial(_read, reader, content), HUGE_TEXT))
+            service.pictures.add(pictures[-1])
+            if more_tokens(pictures) > service.max_length:  # the others need not be read
+                raise ApiError(
+                    400,
+                    f"the images have more tokens than the {service.max_length} that the model takes; send fewer or "
+                    "smaller ones",
+                    "messages",
+                    "context_length_exceeded",
+                )
+        return pictures
+
+
+def expanded(service: Service, prompt: list[int], pictures: Sequence[Picture]) -> list[int]:
+    """Return a prompt with the tokens of pictures in their places."""
+    reader = service.decoder.images
+    return prompt if reader is None or not pictures else reader.expand(prompt, pictures)
+
+
+def _read(reader: ImageReader, content: bytes) -> Picture:
+    picture = reader.read(content)
+    _ = picture.digest  # computed here, and not while the event loop waits
+    return picture
+
+
+def _content(url: str, hosts: frozenset[str]) -> bytes:
+    """Return the file that a URL names, or is."""
+    if url[:5].lower() != "data:":
+        return fetch(url, hosts)
+    kind, found, data = url.partition(",")
+    if not found or not kind.lower().endswith(";base64"):
+        raise RequestError("an image has a data URL without ;base64, before its content; correct it", "images")
+    if len(data) > MOST_CHARACTERS:
+        raise RequestError(f"an image has more than {MOST_BYTES:,} bytes; send a smaller one", "images")
+    try:
+        return b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RequestError(f"an image has a data URL that is not base64 ({error}); correct it", "images") from error
