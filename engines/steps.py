@@ -127,20 +127,18 @@ def cache_rows(contract: Contract, cache: "Mapping[str, Tensor]", first_row: int
     return {name: tensor if name in shared else tensor[first_row : first_row + rows] for name, tensor in cache.items()}
 
 
-def blank_cache(
-    contract: Contract, rows: int, capacity: int, device: str = "cpu", source: int = GRANULE
-) -> "dict[str, Tensor]":
-    """Make a cache by contract name, all zero, in which every row has its memory, and a source of so many entries."""
+def blank_cache(contract: Contract, rows: int, capacity: int, device: str = "cpu") -> "dict[str, Tensor]":
+    """Make a cache by contract name, all zero, in which every row has its memory, and a source of few entries."""
     import torch
 
     table, size = dict[str, "Tensor"](), (rows, capacity)
     if SOURCES in contract.capabilities:
-        table["source_length"] = torch.full((rows,), source, device=device)
+        table["source_length"] = torch.full((rows,), GRANULE, device=device)
     if contract.in_blocks:
         each = -(-capacity // BLOCK_TOKENS)
         size = 1 + rows * each, BLOCK_TOKENS  # the first is spare
         table["blocks"] = torch.arange(1, 1 + rows * each, dtype=torch.int32, device=device).view(rows, each)
-    sizes = {WINDOW: (rows, SLOTS), SOURCE: (rows, source)}
+    sizes = {WINDOW: (rows, SLOTS), SOURCE: (rows, GRANULE)}
     return {
         state.name: torch.zeros(
             state.memory(*sizes.get(state.kind, size)),

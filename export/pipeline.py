@@ -23,7 +23,7 @@ from .checkpoints.agreement import agree
 from .checkpoints.checkpoint import Checkpoint, kept_matrices, load_model
 from .checkpoints.narrow_caches import CACHES, FULL, with_cache
 from .foreign import translate
-from .kinds import Joining, LoadedHead, check_head, told_apart
+from .kinds import Joining, LoadedHead, check_head, sorted_out
 from .passes.adapt import adaptable, linear_modules
 from .passes.quantise import AUTO, Quantisation, nothing_known
 from .sources.examples import example_sources
@@ -80,7 +80,7 @@ def export_bundle(
         raise ExportError(
             "the check needs ONNX Runtime, which is not installed; pip install 'trt-spec[cpu]' or export unchecked"
         )
-    drafts, joining = told_apart(target, [] if draft is None else [draft] if isinstance(draft, str | Path) else draft)
+    drafts, joining = sorted_out(target, [] if draft is None else [draft] if isinstance(draft, str | Path) else draft)
     if len(drafts) > len(DRAFTS):
         raise ExportError(f"there are {len(drafts)} drafts, expected at most {len(DRAFTS)}; leave the others out")
     if len(draft_lora) > len(drafts):

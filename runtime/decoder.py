@@ -34,10 +34,9 @@ from .lengths.costs import Costs, read_costs
 from .lengths.drafting import DraftingRules
 from .memory.adapter_files import read_adapter
 from .memory.adapter_pool import AdapterPool, Loaded
-from .memory.held import held_bytes
+from .memory.held import MemoryShortage, held_bytes
 from .memory.model import Model, refuse_drafts
 from .memory.prefixes import Prefixes
-from .memory.shortage import MemoryShortage
 from .requests.metrics import Speculation
 from .requests.output import Output, Piece
 from .requests.prompts import Prompt, read_tokenizer
@@ -470,9 +469,9 @@ class Decoder:
         """What reads images for prompts, None where the target reads text alone."""
         return self._intake.images
 
-    def default_draft_length(self, drafter: str, params: SamplingParams | None = None) -> DraftLength:
-        """Return auto if its costs are known and it cannot change a text that was promised, else a number."""
-        return self._rules.default(drafter, params)
+    def default_draft_length(self, drafter: str) -> DraftLength:
+        """Return what is drafted where nothing else is asked for: auto if its costs are known, else a number."""
+        return self._rules.default(drafter)
 
     def _open_engines(self, device: str) -> list[Engine]:
         """Open the target's engine, and those of the drafts."""

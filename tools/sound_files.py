@@ -51,7 +51,7 @@ def sound_of(content: bytes, name: str, most_hours: float = MOST_HOURS) -> Tenso
     if not RATES[0] <= rate <= RATES[1]:
         raise RequestError(f"{name} has {rate:,} samples a second, expected {RATES[0]:,} to {RATES[1]:,}", "file")
     _refuse_long(len(samples) / (channels * width) / rate, name, most_hours)
-    return at_rate(_numbers(samples, channels, width, name), rate)
+    return at_our_rate(_numbers(samples, channels, width, name), rate)
 
 
 def _numbers(content: bytes, channels: int, width: int, name: str) -> Tensor:
@@ -99,11 +99,11 @@ def _by_ffmpeg(content: bytes, name: str, error: Exception, most_hours: float) -
     return torch.from_numpy(np.frombuffer(bytearray(done.stdout), "<f4"))
 
 
-def at_rate(samples: Tensor, rate: int, wanted: int = SAMPLE_RATE) -> Tensor:
-    """Take samples at another rate, without what lies above the lower one's band."""
-    if rate == wanted:
+def at_our_rate(samples: Tensor, rate: int) -> Tensor:
+    """Take samples at the rate that encoders read, without what lies above the lower one's band."""
+    if rate == SAMPLE_RATE:
         return samples
-    taken = Fraction(rate, wanted).limit_denominator(MOST_PHASES)  # of an odd rate one that is nearly it
+    taken = Fraction(rate, SAMPLE_RATE).limit_denominator(MOST_PHASES)  # of an odd rate one that is nearly it
     step, phases = taken.numerator, taken.denominator  # so many samples give so many others
     band = ROLL_OFF * min(step, phases) / step  # of the rate that they have
     reach = ceil(ZEROS / band)
@@ -113,4 +113,4 @@ def at_rate(samples: Tensor, rate: int, wanted: int = SAMPLE_RATE) -> Tensor:
     kernel = (band * torch.sinc(apart) * window).float()[:, None]
     padded = torch.nn.functional.pad(samples, (reach, reach + step))
     found = torch.nn.functional.conv1d(padded[None, None], kernel, stride=step)[0]
-    return found.T.reshape(-1)[: ceil(len(samples) * wanted / rate)]
+    return found.T.reshape(-1)[: ceil(len(samples) * SAMPLE_RATE / rate)]

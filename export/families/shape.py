@@ -14,7 +14,7 @@ from ...engines import (
     keys_and_values,
     source_states,
 )
-from ..tracing.recurrent import Layer, layers_in
+from ..tracing.recurrent_layers import Layer, layers_in
 from .table import RECURRENT_FAMILIES, REFUSED, WITH_SOURCES, WORKS
 from .text_models import READS_MORE
 

@@ -68,8 +68,8 @@ def open_any(name: str | Path, target: str | Path | None = None) -> tuple[str, H
     return None if head is None else (head.kind.name, head)
 
 
-def told_apart(target: str | Path, drafts: Sequence[str | Path]) -> tuple[list[str | Path], Joining]:
-    """Tell models of their own from heads, of which a bundle holds one of each kind, and these from look-aheads."""
+def sorted_out(target: str | Path, drafts: Sequence[str | Path]) -> tuple[list[str | Path], Joining]:
+    """Sort drafts: models of their own, heads, of which a bundle holds one of each kind, and look-aheads."""
     if drafts:
         find_config(str(target))  # which is refused before any weights of a draft are brought
     models, heads, look_aheads = list[str | Path](), dict[str, HeadCheckpoint](), list[LookAheads]()
@@ -102,5 +102,5 @@ __all__ = [
     "open_any",
     "open_head",
     "open_look_aheads",
-    "told_apart",
+    "sorted_out",
 ]

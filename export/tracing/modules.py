@@ -15,8 +15,9 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 
 from ...engines import FEATURES
 from .cache import OPSET, BothWays, Places, ScatterCache, by_layer, written
+from .entries import Entries
 from .hidden_states import Features, all_features, hidden_states_of
-from .recurrent import Entries, RecurrentCache, computed_by
+from .recurrent import RecurrentCache, computed_by
 from .repeating import depth_of, each_kind_once
 
 IMPLEMENTATION = "trt_spec"  # the name of our attention and our experts in transformers' registries

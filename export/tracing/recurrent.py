@@ -13,171 +13,21 @@ A decay may be of a channel of the keys alone: then e^g is a factor of that chan
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoModelForCausalLM
 
-from ...engines import ROW, WINDOW, State
 from ..passes.absorb_lines import ANSWER, DECAYS, KEYS, QUERY, RATES, VALUES
-from .cache import OPSET, Places, ScatterCache, written
+from .cache import Places, ScatterCache
 from .decays import Decays
+from .entries import Entries
 from .marks import marked
-from .repeating import layers_of
+from .recurrent_layers import layer_of
 
-DOUBLINGS = 8  # of the blocks in which the delta rule is solved: a path has at most 2 ** 8 tokens
 EPSILON = 1e-6  # of the norm of queries and keys
-
-
-@dataclass(frozen=True)
-class Layer:
-    """The sizes of a recurrent layer."""
-
-    number: int
-    channels: int  # of its convolution, or of the keys and values that it keeps without one
-    taps: int
-    gates: int = 0  # numbers that decide of each token how it changes the state
-    state: tuple[int, ...] = ()  # heads, size of a key, size of a value; a convolution alone has none
-
-    def states(self, dtype: str) -> list[State]:
-        """Return what it keeps: its state, the last inputs of its convolution before that, and of each token since."""
-        found = []
-        if self.taps > 1:
-            found.append(State(f"tail_{self.number}", (self.taps - 1, self.channels), dtype, ROW))
-        found.append(State(f"inputs_{self.number}", (1, self.channels), dtype, WINDOW))
-        if self.state:
-            found.append(State(f"state_{self.number}", self.state, "float32", ROW))
-        if self.gates:
-            found.append(State(f"gates_{self.number}", (1, self.gates), "float32", WINDOW))
-        return found
-
-
-def layer_of(module: nn.Module) -> Layer | None:
-    """Read the sizes of a recurrent layer; None for another module."""
-    each: Any = module
-    if hasattr(module, "slope_rate"):  # a constant decay of each head
-        heads, size = each.num_attention_heads, each.head_dim
-        return Layer(each.layer_idx, 2 * heads * size, 1, state=(heads, size, size))
-    convolution = next((one for one in module.children() if isinstance(one, nn.Conv1d)), None)
-    if convolution is None or not hasattr(module, "layer_idx"):
-        return None
-    layer = Layer(each.layer_idx, convolution.in_channels, convolution.kernel_size[0])
-    if hasattr(module, "num_v_heads"):
-        state = (each.num_v_heads, each.head_k_dim, each.head_v_dim)
-        return replace(layer, gates=2 * each.num_v_heads, state=state)
-    if hasattr(module, "forget_gate"):  # a decay of each channel of the keys
-        state = (each.num_heads, each.head_dim, each.head_dim)
-        return replace(layer, gates=each.num_heads * (each.head_dim + 1), state=state)
-    if hasattr(module, "ssm_state_size"):
-        state = (each.num_heads, each.ssm_state_size, each.head_dim)
-        return replace(layer, gates=each.num_heads, state=state)
-    return layer
-
-
-def layers_in(config: Any) -> tuple[tuple[Layer, ...], tuple[int, ...]]:
-    """Return the recurrent layers of a model with this configuration, and which layers have keys and values."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    found = (layer_of(module) for module in model.modules())
-    keeping = ("k_proj", "expand_kv")  # keys and values, or latents
-    attend = [
-        place
-        for place, layer in enumerate(layers_of(model, config.num_hidden_layers))
-        if any(layer_of(part) is None and any(hasattr(part, name) for name in keeping) for part in layer.modules())
-    ]
-    return tuple(layer for layer in found if layer is not None), tuple(attend)
-
-
-class Entries:
-    """The tokens of a call after those that are pending, and how they see each other: the same for all layers."""
-
-    def __init__(self, places: Places, pending: Tensor, count: Tensor, fold: Tensor, slot: Tensor) -> None:
-        self.pending, self.count, self.fold, self.slot = pending, count, fold, slot
-        batch, width = places.depths.shape
-        before = pending.shape[1]
-        number = torch.arange(before)
-        self.counts = number < count[:, None]  # [B, P]
-        own = torch.arange(width)
-        order = torch.cat([number.expand(batch, -1), count[:, None] + own], 1)  # [B, N], as they are absorbed
-        exist = torch.cat([self.counts, torch.ones(batch, width, dtype=torch.bool)], 1)
-        self.absorbed = (order < fold[:, None]) & exist
-        self.depth = torch.cat([number.expand(batch, -1), count[:, None] + places.depths], 1)  # [B, N]
-        earlier = (number <= number[:, None])[None] & self.counts[:, None]  # [B, P, P]
-        pending = self.counts[:, None].expand(-1, width, -1)  # [B, S, P]
-        ahead = torch.zeros(batch, before, width, dtype=torch.bool)
-        self.sees = torch.cat(  # [B, N, N], itself included
-            [torch.cat([earlier, ahead], 2), torch.cat([pending, places.ancestors], 2)], 1
-        )
-        self._ancestors, self._depths = places.ancestors, places.depths
-        self._taps: dict[int, Tensor] = {}
-        self._tails: dict[int, Tensor] = {}
-        self._halves: list[Tensor] = []
-        self._room: Tensor | None = None
-
-    def taps(self, count: int) -> Tensor:
-        """Return where in [tail, pending, own] the inputs of each token are [B, N, taps], oldest first."""
-        if count not in self._taps:
-            tail, before = count - 1, self.pending.shape[1]
-            back = torch.arange(tail, -1, -1)
-            ours = (tail + torch.arange(before))[:, None] - back  # [P, taps]
-            at = self._depths[:, :, None] - back  # [B, S, taps]: the depth of that ancestor
-            there = self._ancestors[:, :, None] & (self._depths[:, None, None] == at[..., None])  # [B, S, taps, S]
-            numbers = torch.arange(self._depths.shape[1])
-            ancestor = torch.where(there, numbers, 0).amax(-1) + (tail + before)  # at most one, but of what is unused
-            theirs = torch.where(at >= 0, ancestor, (self.count[:, None, None] + at + tail).clamp(min=0))
-            self._taps[count] = torch.cat([ours.expand(theirs.shape[0], -1, -1), theirs], 1)
-        return self._taps[count]
-
-    def tails(self, size: int) -> Tensor:
-        """Return where in [tail, pending, own] the inputs before the next token are [B, size]."""
-        if size not in self._tails:
-            place = self.fold[:, None] + torch.arange(size)
-            count = self.count[:, None]
-            self._tails[size] = torch.where(place < size + count, place, place - count + self.pending.shape[1])
-        return self._tails[size]
-
-    def halves(self) -> list[Tensor]:
-        """Return of each doubling which tokens [B, N, N] are in the second half of a block whose first has others."""
-        if not self._halves:
-            blocks = torch.arange(2**DOUBLINGS)[:, None] // 2 ** torch.arange(DOUBLINGS)  # of each depth
-            second = (blocks % 2 == 1)[self.depth].transpose(1, 2)  # [B, doublings, N]
-            block = blocks[self.depth].transpose(1, 2)
-            each = second[..., :, None] & (block[..., None, :] == block[..., :, None] - 1)
-            self._halves = [one[:, None] for one in each.unbind(1)]
-        return self._halves
-
-    def kept(self, past: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-        """Write what is kept of the own tokens [B, S, size], as far as slots go.
-
-        Return that state, and what is kept of all tokens [B, N, size].
-        """
-        if self._room is None:
-            slots = _node("Shape", [past], torch.int64, (1,), start=2, end=3)
-            self._room = torch.div(slots, 2, rounding_mode="floor")
-        zero, axis = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
-        most = _node("Slice", [own, zero, self._room, axis], own.dtype, own.shape)
-        present = written(past, most[:, None], self.slot)
-        found = torch.gather(present[:, 0], 1, self.pending[:, :, None].expand(-1, -1, own.shape[2]))
-        return present, torch.cat([torch.where(self.counts[:, :, None], found, 0), own], 1)
-
-
-def forget_lengths(graph: ir.Graph) -> None:
-    """Forget how many tokens go into slots: a trace knows no number that is the lesser of two others."""
-    for node in graph:
-        if node.op_type == "TensorScatter" and node.inputs[2] is not None and node.inputs[2].name == "slot":
-            value = node.inputs[1]
-            while value is not None and (maker := value.producer()) is not None:
-                value.shape = None
-                value = maker.inputs[0] if maker.op_type != "Slice" else None
-
-
-def _node(name: str, inputs: list[Tensor], dtype: torch.dtype, shape: Any, **attrs: Any) -> Tensor:
-    return torch.onnx.ops.symbolic(name, inputs, attrs=attrs, dtype=dtype, shape=shape, version=OPSET)
 
 
 class RecurrentCache(ScatterCache):

@@ -30,13 +30,12 @@ from ..sources.with_source import WithSource
 from ..special import ready_to_trace
 from ..tracing.cache import OPSET
 from ..tracing.decomposing import decomposed_in_place
+from ..tracing.entries import forget_lengths
 from ..tracing.hidden_states import NO_FEATURES, Features
 from ..tracing.marks import name_marked
 from ..tracing.modules import TracedModel, TracedRecurrent
 from ..tracing.promoting import promoted_by_trace
-from ..tracing.recurrent import forget_lengths
 from ..tracing.repeating import depth_of, repeat_layers
-from ..tracing.translations import translations_kept
 
 WIDE = Quantisation()
 # The rewrites of a graph, in their order.
@@ -110,7 +109,7 @@ def trace(
     names = [_symbols(spec) for spec in contract.inputs]
     places = _named_parameters(traced.forward)  # the others are `*past`
     with ready_to_trace(model), torch.no_grad():
-        with decomposed_in_place(), promoted_by_trace(), translations_kept():
+        with decomposed_in_place(), promoted_by_trace():
             program = torch.onnx.export(
                 traced.eval(),
                 tuple(map(_example, contract.inputs)),

@@ -2,9 +2,9 @@
 
 rejection: judge a first line together, as `block_verification.py` says; it never keeps fewer than tokenwise.
 tokenwise: accept d of a first line iff u·q(d) < p(d), else draw from norm(max(0, p − q)).
-coupled:   target and draft pick argmax(score + the same noise); the longest path that agrees stands. Greedy: no noise.
+coupled:   target and draft pick argmax(score + the same noise); accept the longest path that agrees. Greedy: no noise.
 
-Where a first line falls, under a rule that draws, `descent.py` goes on with what is beside it.
+Where a rule that draws rejects a first line, `descent.py` goes on with what is beside it.
 
 Lenience l < 1 is tokenwise and replaces q by l·q, so that more is accepted, and lets greedy rows keep a token at least
 l times as likely as the best one. The loss is bounded: acceptance gives a token min(q, p/l), and the residual adds
@@ -53,9 +53,9 @@ def accept_picked(exam: Exam) -> None:
     if plan.lenient:
         passed.logical_or_(likely_enough(nodes.at_parents(scores), tokens, rows))
     nodes.accept_deepest(passed, proposal.proposed if plan.ragged else None, verdict)
-    if plan.lenient:  # what stands need not be what the target would have picked
-        stands = counting(plan.draft_length, scores.device) < verdict.accepted[:, None]
-        verdict.leading.copy_(torch.where(stands, nodes.said(tokens, verdict), verdict.leading))
+    if plan.lenient:  # what is accepted need not be what the target would have picked
+        accepted = counting(plan.draft_length, scores.device) < verdict.accepted[:, None]
+        verdict.leading.copy_(torch.where(accepted, nodes.said(tokens, verdict), verdict.leading))
 
 
 def accept_drawn(exam: Exam) -> None:
@@ -78,7 +78,7 @@ def accept_drawn(exam: Exam) -> None:
 def examine(line: Proposal, p: Tensor, exam: Exam) -> Tensor | None:
     """Accept of a line, by its p [A, K+1, V], in rows that draw; return the weight of its q in the residual [A].
 
-    None stands for 1.
+    None means 1.
     """
     _, _, rows, plan, noise, verdict, _ = exam
     assert noise.test is not None
@@ -109,7 +109,7 @@ def put_accepted(judge: Callable[[Tensor], None], some: Tensor | None, verdict: 
 
 
 def residual(proposal: Proposal, target: Tensor, accepted: Tensor, share: Tensor | None = None) -> Tensor:
-    """Return weights [A, V] for the next token: p where all proposals stand, max(0, p − share · q) elsewhere."""
+    """Return weights [A, V] for the next token: p where all proposals are accepted, max(0, p − share · q) elsewhere."""
     tokens = proposal.tokens
     p = pick(target, accepted)
     if tokens.shape[1] == 0:
@@ -127,7 +127,7 @@ def residual(proposal: Proposal, target: Tensor, accepted: Tensor, share: Tensor
 
 
 def put_next(distribution: Tensor, tokens: Tensor, exam: Exam) -> None:
-    """Draw the next token of rows that draw it, and write it behind those of `tokens` [A, K] that stand."""
+    """Draw the next token of rows that draw it, and write it after those of `tokens` [A, K] that are accepted."""
     verdict, draw = exam.verdict, exam.noise.draw
     assert draw is not None
     drawn = inverse_cdf(distribution, draw[:, -1:])
@@ -140,9 +140,9 @@ def put_next(distribution: Tensor, tokens: Tensor, exam: Exam) -> None:
 
 
 def likely_enough(scores: Tensor, tokens: Tensor, rows: Rows) -> Tensor:
-    """Mark the tokens [A, N] that lenience lets stand in a greedy row, by the scores [A, N, V] they are judged by."""
-    behind_the_best = chosen(scores, tokens) - scores.amax(-1)
-    return (behind_the_best >= rows.lenience.log()[:, None]) & (rows.lenience < 1)[:, None]
+    """Mark the tokens [A, N] that lenience accepts in a greedy row, by the scores [A, N, V] they are judged by."""
+    below_best = chosen(scores, tokens) - scores.amax(-1)
+    return (below_best >= rows.lenience.log()[:, None]) & (rows.lenience < 1)[:, None]
 
 
 def flag_no_numbers(logits: Tensor, verdict: Verdict) -> None:

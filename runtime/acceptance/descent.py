@@ -28,7 +28,7 @@ def descend(residual: Tensor, going: Tensor, tree: Tree, exam: Exam) -> Tensor:
     assert p is not None
     assert noise.beyond is not None
     uniforms = noise.beyond[..., 1].gather(1, tree.uniforms)
-    here = tree.at_first_fall(tokens, verdict)
+    here = tree.at_first_rejection(tokens, verdict)
     for step in range(plan.deepest):
         nodes = tree.following(here, plan.turns)  # [A, T]
         places = (nodes - 1).clamp_(min=0)
@@ -37,7 +37,7 @@ def descend(residual: Tensor, going: Tensor, tree: Tree, exam: Exam) -> Tensor:
         if plan.branches and tree.lines > 1:  # else all that follows is of one drafter, or each of its own
             alike = (drawn_from[:, 1:] == drawn_from[:, :-1]) & (drawn_from[:, 1:] != CERTAIN)
             siblings = alike & (nodes[:, :-1] > 0)
-        stands, q = torch.zeros_like(verdict.accepted), residual
+        taken, q = torch.zeros_like(verdict.accepted), residual
         for turn in range(plan.turns):
             token, elder = said[:, turn : turn + 1], q
             if not turn or tree.lines > 1:
@@ -48,17 +48,17 @@ def descend(residual: Tensor, going: Tensor, tree: Tree, exam: Exam) -> Tensor:
             if not turn and (not step or not plan.branches):
                 continue  # that is the first line's own
             tested = q * rows.lenience[:, None] if plan.lenient else q
-            able = asked[:, turn] & (stands == 0)
+            able = asked[:, turn] & (taken == 0)
             fair = able & (u[:, turn : turn + 1] * tested.gather(1, token) < residual.gather(1, token))[:, 0]
-            stands = torch.where(fair, nodes[:, turn], stands)
+            taken = torch.where(fair, nodes[:, turn], taken)
             residual = torch.where((able & ~fair)[:, None], what_is_left(residual, tested), residual)
-        going = stands > 0
-        residual = torch.where(going[:, None], pick(p, stands), residual)
-        path = verdict.path.scatter(1, (verdict.next_index + 1).clamp_(max=k), stands[:, None])
+        going = taken > 0
+        residual = torch.where(going[:, None], pick(p, taken), residual)
+        path = verdict.path.scatter(1, (verdict.next_index + 1).clamp_(max=k), taken[:, None])
         verdict.put(going, verdict.accepted + 1, path)
         if step + 1 == plan.deepest or (on_host(residual.device) and not bool(going.any())):
             break
-        passed = tokens.gather(1, (stands - 1).clamp_(min=0)[:, None])
+        passed = tokens.gather(1, (taken - 1).clamp_(min=0)[:, None])
         same = (said == passed) & asked & going[:, None]
         here = torch.zeros_like(here).scatter_(1, nodes * same, same)
         here[:, 0] = False

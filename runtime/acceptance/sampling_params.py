@@ -4,11 +4,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .beams import refuse_filters_beside_beams
 from .checks import require
 from .filters import FILTERS
+from .filters.bias import Bias
+from .filters.forced_end import ForcedEnd
+from .filters.min_tokens import MinTokens
+from .filters.temperature import Temperature
 from .parameter_fields import ParameterFields
-from .ranges import refuse_out_of_range
+from .ranges import refuse_beside_beams, refuse_out_of_range
+
+OF_BEAMS = (Bias, ForcedEnd, MinTokens, Temperature)  # filters that a search applies itself
 
 
 class Frozen(Mapping[Any, Any]):
@@ -48,3 +53,11 @@ class SamplingParams(ParameterFields):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         for name in ("logit_bias", "extra"):
             object.__setattr__(self, name, Frozen(getattr(self, name)))
+
+
+def refuse_filters_beside_beams(params: ParameterFields) -> None:
+    """Refuse filters that a search would have to apply, and does not."""
+    if params.num_beams == 1:
+        return
+    others = [one for one in FILTERS if not isinstance(one, OF_BEAMS) and one.active(params)]
+    refuse_beside_beams(params, [name for one in others for name in one.fields])

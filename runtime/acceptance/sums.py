@@ -1,4 +1,4 @@
-"""Draw tokens by sums of weights, which no order of additions can make fall, or rise where nothing is added."""
+"""Draw tokens by sums of weights that never decrease, and that increase only where a weight is not 0."""
 
 import torch
 from torch import Tensor

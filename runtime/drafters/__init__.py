@@ -1,8 +1,7 @@
 """The drafters, one per file; to add one, write a file and add a row to this table."""
 
 from ...engines.bundle import DRAFTS
-from ..state.asked import DRAFTER_NAMES
-from ..state.usual import usual_drafter
+from ..state.asked import DRAFTER_NAMES, usual_drafter
 from .cascade import Cascade
 from .common import Common
 from .drafter import Copier, Drafter, Offer, Resources, Sampler

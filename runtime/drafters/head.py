@@ -1,7 +1,7 @@
 """Drafters that run a head: a draft that reads what the target has made of each token, then its own hidden states.
 
-What it has written from its own hidden states stands for tokens that the target had not read yet. So it reads all
-that a round has committed again, once the target has.
+What it has written from its own hidden states belongs to tokens that the target had not read yet. Once the target has,
+it reads again all that a round has committed.
 """
 
 from collections.abc import Callable

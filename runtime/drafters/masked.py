@@ -60,7 +60,7 @@ def filling(masks: Masks, most: int, tokens: Tensor, last: Tensor, ids: Tensor, 
     device, width = ids.device, tokens.shape[1]
     places = counting(ids.shape[1], device)
     offsets = counting(rows.shape[1], device).clamp(max=most - 1) + masks.first
-    behind, no_mask = masks.reads(most), int(masks.token == 0)
+    read, no_mask = masks.reads(most), int(masks.token == 0)
 
     def fill() -> None:
         beyond = places - last  # [A, W + …]
@@ -68,7 +68,7 @@ def filling(masks: Masks, most: int, tokens: Tensor, last: Tensor, ids: Tensor, 
         ids[:, :width].copy_(torch.where(beyond[:, :width] <= 0, tokens, masks.token))
         if masks.repeats:
             torch.where(beyond == 1, tokens.gather(1, last), ids, out=ids)
-        ids.masked_fill_(beyond > behind, no_mask)
+        ids.masked_fill_(beyond > read, no_mask)
         torch.add(last, offsets, out=rows)
 
     return fill

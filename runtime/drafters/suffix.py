@@ -15,10 +15,10 @@ import torch
 from ...engines import MAX_DRAFT_LENGTH
 from ..acceptance.sampling_params import SamplingParams
 from ..state.frame import Frame
-from ..state.most import MOST_LINES
 from ..state.plan import Plan
 from ..state.proposal import Noise
 from ..state.rows import Rows
+from ..state.shapes import MOST_LINES
 from .asking import Asking
 from .drafter import Copier, Offer, Resources, of_turn
 from .suffix_automaton import SuffixAutomaton

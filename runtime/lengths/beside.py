@@ -6,8 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..state.most import MOST_CHILDREN
-from ..state.shapes import Shape, comb, line
+from ..state.shapes import MOST_CHILDREN, Shape, comb, line
 from .costs import Costs
 
 Numbers = npt.NDArray[np.float64]
@@ -17,7 +16,7 @@ class Shapes(NamedTuple):
     """Each shape is nothing, so many leaves beside any line, or a tree, whose line has the tree's own length."""
 
     each: tuple[int | Shape, ...]  # [S]
-    stood: Mapping[str, Numbers]  # by drafter [S]: how many tokens of them were accepted where its line was rejected
+    accepted: Mapping[str, Numbers]  # by drafter [S]: how many tokens of them were accepted where its line was rejected
     most: Numbers  # [S], how many can be accepted
     beyond: npt.NDArray[np.int64]  # [S], how many proposals they are
     fits: npt.NDArray[np.bool_]  # [S, K+1], beside a line of K = 0 … longest
@@ -29,7 +28,7 @@ class Shapes(NamedTuple):
         here = {name: np.array([True] * len(few) + [name in growing] * len(trees)) for name in costs.beside_tokens}
         return cls(
             each=(*few, *trees),
-            stood={name: np.array([0.0, *stood]) * here[name] for name, stood in costs.beside_tokens.items()},
+            accepted={name: np.array([0.0, *tokens]) * here[name] for name, tokens in costs.beside_tokens.items()},
             most=np.array([1.0] * len(few) + [float(tree.length) for tree in trees]),
             beyond=np.array([*few, *(tree.beyond for tree in trees)]),
             fits=np.array(
@@ -45,14 +44,14 @@ class Shapes(NamedTuple):
 
         They are expected to be accepted `gain` times as often as measured.
         """
-        expected: Numbers = np.where(self.beyond <= beyond, self.stood[drafter] * gain, 0.0).clip(max=self.most)
+        expected: Numbers = np.where(self.beyond <= beyond, self.accepted[drafter] * gain, 0.0).clip(max=self.most)
         return expected
 
     def as_measured(self, drafter: str, shape: Shape) -> float:
         """Return how many tokens of this shape were accepted; 0 if that is not known."""
         measured = shape.beyond if shape.leaves else shape
-        known = drafter in self.stood and measured in self.each
-        return float(self.stood[drafter][self.each.index(measured)]) if known else 0.0
+        known = drafter in self.accepted and measured in self.each
+        return float(self.accepted[drafter][self.each.index(measured)]) if known else 0.0
 
     def beside(self, length: int, shape: int) -> Shape:
         """Return a line of this length with one of these shapes beside it."""

@@ -43,7 +43,7 @@ class ByCosts(Chooser):
         self.best: str | None = None  # the drafter worth most to this request; None if none pays
         self.token_ms: float | None = None  # what its draft had to read when it first chose, for each token to come
         self.has_learned = False  # since it last chose
-        self.stood = 0  # accepted proposals of its last round
+        self.accepted = 0  # accepted proposals of its last round
 
     @property
     def drafters(self) -> Sequence[str]:
@@ -53,11 +53,11 @@ class ByCosts(Chooser):
         estimate = self.estimates.get(drafter)
         if estimate is None:
             return
-        self.has_learned, self.stood = True, outcome.stood
-        of_line = min(outcome.stood, outcome.accepted - (beside.stood if beside else 0))
+        self.has_learned, self.accepted = True, outcome.in_output
+        of_line = min(outcome.in_output, outcome.accepted - (beside.accepted if beside else 0))
         estimate.observe(outcome.proposed, min(outcome.examined, of_line + 1), of_line)
         if beside is not None and (expected := self._shapes.as_measured(drafter, beside.shape)):
-            estimate.observe_beside(beside.stood, expected)
+            estimate.observe_beside(beside.accepted, expected)
 
     def choose(self, choice: "Choice") -> None:
         """Take the best drafter that the round pays for; once in a while try another, which may have become better."""
@@ -95,7 +95,7 @@ class ByCosts(Chooser):
 
     def count(self) -> None:
         """Count a round that has ended: all drafters but the best have waited one round more."""
-        self.stood = 0  # until that is observed
+        self.accepted = 0  # until that is observed
         if self.beyond and not self._wanted.shape.beyond:
             for estimate in self.estimates.values():
                 estimate.forget_beside()
@@ -114,8 +114,8 @@ class Choice(NamedTuple):
     trial_ms: float = 0.0  # what a trial would lose against a round without proposals
 
 
-class Behind(NamedTuple):
-    """How far the draft model is behind in a row."""
+class Unread(NamedTuple):
+    """What the draft model has not read of a row."""
 
     tokens: int  # that it has to read before it can propose
     remaining: int  # that the request may still get
@@ -168,8 +168,8 @@ class Controller:
             for name, estimate in chooser.estimates.items():
                 self._usually(name, chooser.adapter).add(estimate)
 
-    def choose(self, live: Sequence[Chooser], behind: Callable[[int], Behind]) -> None:
-        """Choose the next round for the requests that leave it open; `behind` says where the draft model is in a row.
+    def choose(self, live: Sequence[Chooser], unread_of: Callable[[int], Unread]) -> None:
+        """Choose the next round for the requests that leave it open; `unread_of` says what a draft lacks of a row.
 
         A second call changes nothing: only `count` says that a round has ended. While the same requests are live and
         leave it open, a choice of one drafter that pays is kept for some rounds, unless all are accepted; where
@@ -190,7 +190,7 @@ class Controller:
         reading_ms, earned_ms = dict.fromkeys(free, 0.0), 0.0  # in all, and what each row's next token has to earn
         for row, chooser in enumerate(live):
             if chooser in reading_ms and (reader := _reader(chooser)):
-                unread = behind(row)
+                unread = unread_of(row)
                 if unread.tokens > 0:
                     reading_ms[chooser] = self._reading_ms(reader, batch, unread.tokens)
                 if chooser.token_ms is None:
@@ -206,7 +206,7 @@ class Controller:
         if not self._pays:
             trial = Choice(min(TRIAL, self._longest), self._by_price(batch, known))
             round_ms = float(self._round_ms(trial.drafters[-1], None, batch, pinned)[0, trial.draft_length])
-            if sum(chooser.stood for chooser in self._tried) * plain_ms / batch > round_ms - plain_ms:
+            if sum(chooser.accepted for chooser in self._tried) * plain_ms / batch > round_ms - plain_ms:
                 triers = [one for one in self._tried if one in reading_ms]  # it pays to go on
             triers = triers or self._triers(reading_ms, choice.trial_ms, ON_TRIALS * plain_ms)
             chosen |= dict.fromkeys(triers, trial)
@@ -255,8 +255,8 @@ class Controller:
     def _is_due(self, settled: Sequence[ByCosts]) -> bool:
         """Whether there is something to choose, though the same requests are live as when it last chose."""
         if self._pays:
-            all_stood = all(one.stood >= one.wanted.length for one in settled)  # so there may be more to be had
-            return self._rounds_left <= 0 or all_stood or any(len(one.estimates) > 1 for one in settled)
+            all_accepted = all(one.accepted >= one.wanted.length for one in settled)  # so there may be more to be had
+            return self._rounds_left <= 0 or all_accepted or any(len(one.estimates) > 1 for one in settled)
         return self._pause.over or any(one.has_learned for one in settled)
 
     def _by_price(self, batch: int, known: Sequence[Known]) -> list[str]:
@@ -280,7 +280,7 @@ class Controller:
         by_price, trial = tuple(self._by_price(batch, known)), min(TRIAL, self._longest)
         best, best_rate, trial_ms = Choice(0, ()), 0.0, 0.0
         for count, dearest in enumerate(by_price, 1):
-            hanger = next((name for name in by_price[:count] if name in self._shapes.stood), None)
+            hanger = next((name for name in by_price[:count] if name in self._shapes.accepted), None)
             milliseconds = self._round_ms(dearest, hanger, batch, pinned)
             tokens = np.full(milliseconds.shape, float(batch - len(known)))  # the other rows: at least one each
             for row in known:

@@ -66,9 +66,10 @@ class Costs:
             times = [time for row in table for time in row]
             if len(times) != len(self.batches) * len(self.beside) or not all(0 <= t < 1e9 for t in times):
                 raise ValueError(f"what is beside lines of {drafter} has no table of milliseconds")
-            stood, most = self.beside_tokens[drafter], [*(1 for _ in siblings), *(tree.length for tree in trees)]
-            if len(stood) != len(most) or not all(0 <= tokens <= top for tokens, top in zip(stood, most, strict=True)):
-                raise ValueError(f"beside lines of {drafter} {list(stood)} tokens count, expected at most {most}")
+            accepted, most = self.beside_tokens[drafter], [*(1 for _ in siblings), *(tree.length for tree in trees)]
+            pairs = zip(accepted, most, strict=False)
+            if len(accepted) != len(most) or not all(0 <= tokens <= top for tokens, top in pairs):
+                raise ValueError(f"beside lines of {drafter} {list(accepted)} tokens count, expected at most {most}")
         for drafter, parts in self.reading_ms.items():
             if len(parts) != 2 or not all(0 <= t < 1e9 for t in parts):
                 raise ValueError(f"what drafter {drafter} takes to read is {list(parts)}, expected two times")
@@ -109,7 +110,7 @@ class Costs:
 
 
 def smoothed(lengths: NDArray[np.int64], times: NDArray[np.float64]) -> list[float]:
-    """Return times for K = 1 … the longest that never fall, stay close to the measured ones and bend little.
+    """Return times for K = 1 … the longest that never decrease, stay close to the measured ones and bend little.
 
     Otherwise one time that is off by a few percent, as on a busy machine, would make its K look best or worst for good.
     Times on a straight line stay as they are.

@@ -19,8 +19,7 @@ from ..state.asked import (
     Share,
     refuse_length_of_mixed,
 )
-from ..state.most import MOST_LINES
-from ..state.shapes import Shape, line, read_shape, refuse_large
+from ..state.shapes import MOST_LINES, Shape, line, read_shape, refuse_large
 from .chooser import Chooser
 from .controller import Controller
 from .costs import require_costs

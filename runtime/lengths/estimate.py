@@ -30,15 +30,15 @@ class Estimate:
         self._seen = [fade * seen + new for fade, seen, new in zip(fades, self._seen, news, strict=True)]
         self._expected = [fade * seen for fade, seen in zip(fades, self._expected, strict=True)]
 
-    def observe_beside(self, stood: int, expected: float) -> None:
-        """Learn from a rejected line: `stood` tokens were accepted beside it, `expected` are on average."""
+    def observe_beside(self, accepted: int, expected: float) -> None:
+        """Learn from a rejected line: `accepted` tokens were accepted beside it, `expected` are on average."""
         seen = self._beside
-        self._beside = [FADE_ROUND * seen[0] + stood, FADE_ROUND * seen[1] + expected]
+        self._beside = [FADE_ROUND * seen[0] + accepted, FADE_ROUND * seen[1] + expected]
 
     def forget_beside(self) -> None:
         """Bring the gain a little closer to what was measured."""
-        stood, expected = self._beside
-        self._beside[0] = stood + FORGET * (expected - stood)
+        accepted, expected = self._beside
+        self._beside[0] = accepted + FORGET * (expected - accepted)
 
     def add(self, other: "Estimate") -> None:
         """Add what another estimate has seen itself; what was seen before counts less."""
@@ -90,6 +90,6 @@ def expected_tokens(levels: Levels, longest: int) -> Numbers:
 
 def tokens_beside(levels: Levels, shapes: Shapes, drafter: str, beyond: int, longest: int) -> Numbers:
     """Return how many tokens [S, K+1] shapes of at most `beyond` proposals add to lines of K = 0 … longest."""
-    falls = 1 - (levels[0] / ALPHAS) ** np.arange(longest + 1)
-    added: Numbers = np.outer(shapes.tokens(drafter, levels[2] / GAINS, beyond), falls * levels[1] / SHARES)
+    rejected = 1 - (levels[0] / ALPHAS) ** np.arange(longest + 1)
+    added: Numbers = np.outer(shapes.tokens(drafter, levels[2] / GAINS, beyond), rejected * levels[1] / SHARES)
     return added

@@ -129,7 +129,7 @@ class KVCache(ABC):
         return self.entries[row] - self.bases[row]
 
     def make_slots(self, tokens: int) -> None:
-        """Make room for so many tokens that one call may write and that may fall, if the model is recurrent."""
+        """Make room for so many tokens that one call may write and that may be rejected, if the model is recurrent."""
         assert self.recurrence is None, "its cache has slots"
 
     def clear(self) -> None:
@@ -161,12 +161,12 @@ class KVCache(ABC):
     def moved(self) -> None:
         self.version += 1
 
-    def _allocate(self, rows: int, tokens: int, make: Callable[..., Tensor] = torch.zeros) -> Memory:
+    def _allocate(self, rows: int, tokens: int) -> Memory:
         """Make the memory of all states, of so many rows, or blocks, of so many tokens."""
         try:
             # Masked entries are multiplied by zero, so they must be finite.
-            of_tokens, states = self.all_of(TOKEN, rows, tokens, make), self.all_of(ROW, rows, 0, make)
-            return Memory(of_tokens, states, self.all_of(WINDOW, rows, 2 * self.half, make))
+            of_tokens, states = self.all_of(TOKEN, rows, tokens), self.all_of(ROW, rows, 0)
+            return Memory(of_tokens, states, self.all_of(WINDOW, rows, 2 * self.half))
         except torch.OutOfMemoryError:  # on a GPU, where weights count too: the decoder reports it
             raise
         except RuntimeError as error:
@@ -176,7 +176,7 @@ class KVCache(ABC):
                 "lower max_batch or the lengths of prompts and outputs, or set cache_bytes"
             ) from error
 
-    def all_of(self, kind: str, rows: int, entries: int, make: Callable[..., Tensor]) -> list[Tensor]:
+    def all_of(self, kind: str, rows: int, entries: int, make: Callable[..., Tensor] = torch.zeros) -> list[Tensor]:
         """Make the memory of all states of a kind, those of one shape and dtype together."""
         return [
             make(

@@ -121,7 +121,7 @@ class Model:
         """Whether it keeps states that absorb tokens, so that it never reads again what it has read before."""
         return self.cache.recurrence is not None
 
-    def behind(self, proposals: int) -> int:
+    def reads_for(self, proposals: int) -> int:
         """Return how many tokens after the last committed one its steps may read, to make so many proposals."""
         return proposals + (0 if self._masks is None else self._masks.reads(proposals))
 
@@ -334,7 +334,7 @@ def make_cache(
 
 
 def refuse_drafts(bundle: Bundle) -> None:
-    """Refuse drafts with states of rows that no call says what to absorb: proposals may fall after all."""
+    """Refuse drafts with states of rows that no call says what to absorb: proposals may be rejected after all."""
     for name in (*bundle.drafts, *filter(None, [bundle.foreign])):
         if bundle.models[name].contract.recurrent and name != bundle.foreign:
             continue

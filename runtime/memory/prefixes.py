@@ -1,4 +1,4 @@
-"""Blocks of tokens that requests have left behind, for requests that begin alike.
+"""Blocks of tokens that requests have left, for requests that begin alike.
 
 A block is known by a hash of its tokens, of all before them and of the request's salt. Only whole blocks of committed
 tokens are kept. Those of a prompt hold the very bits that reading it again would give. Those of an output were computed

@@ -159,7 +159,7 @@ class RowCache(KVCache):
             raise
 
     def _half_for(self, tokens: int) -> int:
-        """Return how many slots one call may fill if it is to have room for so many tokens that may fall."""
+        """Return how many slots one call may fill if so many of its tokens may be rejected."""
         return max(self.half, _least_half(tokens))
 
     def _widen(self, half: int) -> None:

@@ -15,7 +15,7 @@ class Outcome(NamedTuple):
     kept: int
 
     @property
-    def stood(self) -> int:
+    def in_output(self) -> int:
         """Accepted proposals that are part of the output."""
         return min(self.accepted, self.kept, self.proposed)
 
@@ -29,7 +29,7 @@ class Beside(NamedTuple):
     """The shape of a line that was rejected, and how many of the tokens beside it were accepted."""
 
     shape: Shape
-    stood: int
+    accepted: int
 
 
 @dataclass
@@ -98,7 +98,7 @@ class Speculation:
         rounds = [0] * (longest + 1 if longest else 0)
         for outcome, count in self.outcomes.items():
             if outcome.proposed:
-                rounds[outcome.stood] += count
+                rounds[outcome.in_output] += count
         return rounds
 
     @property
@@ -108,7 +108,7 @@ class Speculation:
 
     @property
     def accepted_at(self) -> list[int]:
-        return self._at_each_position([outcome.stood for outcome in self.outcomes])
+        return self._at_each_position([outcome.in_output for outcome in self.outcomes])
 
     def _at_each_position(self, reached: list[int]) -> list[int]:
         longest = max((outcome.proposed for outcome in self.outcomes), default=0)
@@ -120,10 +120,10 @@ class Speculation:
         return self.accepted / self.examined if self.examined else None
 
     @property
-    def stood_beside(self) -> float | None:
+    def accepted_beside(self) -> float | None:
         """The accepted tokens beside a line, on average, where it was rejected; of leaves at most one can be."""
-        stood = sum(one.stood * rounds for one, rounds in self.beside.items())
-        return stood / self.beside.total() if self.beside else None
+        accepted = sum(one.accepted * rounds for one, rounds in self.beside.items())
+        return accepted / self.beside.total() if self.beside else None
 
     @property
     def yield_(self) -> float | None:

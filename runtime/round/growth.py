@@ -4,8 +4,8 @@ Branches that others may follow are placed level by level, and the draft reads t
 nothing follows, are placed beside all of the line at once, when it is known.
 
 coupled:   the tokens that the draft would pick first, by its scores with the noise of their index. Rows that adapt take
-           them where they are most likely to stand; the noise may choose tokens and places, because
-           the target's own pick decides.
+           them where they are most likely to be accepted; the noise may choose tokens and places,
+           because the target's own pick decides.
 rejection: tokens drawn from q without replacement, a node's children one after another. Where they are is fixed before
            anything is drawn.
 """
@@ -21,11 +21,10 @@ from ...engines import MAX_DRAFT_LENGTH
 from ..acceptance.sums import inverse_cdf
 from ..state.frame import Frame
 from ..state.indexing import counting
-from ..state.most import MOST_CHILDREN
 from ..state.plan import Level, Plan
 from ..state.proposal import Noise
 from ..state.rows import LEAVES, Rows
-from ..state.shapes import EACH_FURTHER, STANDS
+from ..state.shapes import EACH_FURTHER, MOST_CHILDREN, TAKEN
 from ..state.tree import Tree
 
 
@@ -39,7 +38,7 @@ class Candidates(NamedTuple):
 class Growth:
     """What grows beside a line while it is drawn: nothing."""
 
-    distributions: Sequence[Tensor] = ()  # q [A, P - 1, V] of what follows branches, behind those of lines
+    distributions: Sequence[Tensor] = ()  # q [A, P - 1, V] of what follows branches, after those of lines
 
     def follow(self, i: int, line: Tensor, scores: Tensor, q: Tensor | None) -> None:
         """Let tokens follow the nodes of level i, beside the line's own [A, 1].
@@ -71,7 +70,7 @@ class Branches(Growth):
         self._first_distribution = sum(plan.have_distributions) * plan.draft_length
         if plan.levels:
             self._begin = torch.zeros(plan.batch, 1, dtype=torch.int64, device=self._device)  # branches so far
-            self._reached = torch.ones(plan.batch, 1, device=self._device)  # [A, P], how likely the nodes are to stand
+            self._reached = torch.ones(plan.batch, 1, device=self._device)  # [A, P], how likely each is accepted
             frame.input_ids[:, :1].copy_(frame.recent[:, -1:])
             for i, level in enumerate(self._line.levels):
                 level[:, 0] = i
@@ -89,7 +88,7 @@ class Branches(Growth):
             self._first_distribution += q.shape[1] - 1
         self._line.proposed[:, i : i + 1].copy_(line)
         if not level.branches:
-            self._reached = self._reached[:, :1]  # nothing is compared with a line that stands alone
+            self._reached = self._reached[:, :1]  # nothing is compared with a line that is alone
             return
         begin, end = self._begin, rows.begins[:, i + 1 : i + 2]
         index = self._fixed(level, begin, end)
@@ -109,7 +108,7 @@ class Branches(Growth):
         here = own.clamp(max=plan.branches - 1)
         self._reached, self._begin = torch.cat([of_line, reached.gather(1, here) * (own < end)], 1), end
         if i + 1 < len(plan.levels):
-            # Behind a row's own are some of later levels.
+            # After a row's own come some of later levels.
             self._line.levels[i + 1][:, 1:] = here + (plan.draft_length + 1)
 
     def end(self, proposed: Tensor, q: Tensor | None) -> None:
@@ -152,7 +151,7 @@ class Branches(Growth):
         found: Candidates,
         index: Tensor,
     ) -> None:
-        """Put a row's branches from `begin` to `end` [A, 1] behind these nodes [A, B], if they are worth anything."""
+        """Let a row's branches from `begin` to `end` [A, 1] follow these nodes [A, B], if they are worth anything."""
         mine = (self._places >= begin) & (self._places < end)
         self._tree.place(mine, parents, turns, distributions, worth > 0)
         tokens, branches = found.tokens.flatten(1).gather(1, index), self._branches
@@ -161,7 +160,7 @@ class Branches(Growth):
     def _end_of_best(self, i: int, values: Tensor, line: Tensor) -> Tensor:
         """Return where this level ends among the branches [A, 1] of rows that adapt; `values` [A, C] rates its best.
 
-        The level takes as many as are likelier to stand than what may follow on later levels, beside the line [A, 1].
+        The level takes what is likelier accepted than what may follow on later levels, beside the line [A, 1].
         """
         rows = self._rows
         numbers, later = counting(values.shape[1], self._device), rows.depth[:, None] - (i + 1)
@@ -211,9 +210,9 @@ def numbers_of_distributions(line: int, first: int, count: int, device: torch.de
 
 @cache
 def beside_a_line(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the depths [F] and how likely they are to stand [F] of all leaves that a line may have."""
+    """Return the depths of all leaves that a line may have [F], and how likely each is to be accepted [F]."""
     depth, rank = counting(MAX_DRAFT_LENGTH, device)[:, None], counting(MOST_CHILDREN, device)[1:]
-    shares = STANDS**depth * (1 - STANDS) * EACH_FURTHER**rank
+    shares = TAKEN**depth * (1 - TAKEN) * EACH_FURTHER**rank
     return depth.expand_as(shares).flatten(), shares.flatten()
 
 
@@ -258,6 +257,6 @@ def drawn_in_turn(q: Tensor, line: Tensor, u: Tensor) -> Candidates:
 
 
 def all_k(parts: list[Tensor], plan: Plan) -> Tensor | None:
-    """Join the parts [A, 1, …] of K proposals; ones, which nothing reads, stand for those never drawn."""
+    """Join the parts [A, 1, …] of K proposals; those never drawn are ones, which nothing reads."""
     missing = plan.draft_length - len(parts)
     return torch.cat(parts + [torch.ones_like(parts[0])] * missing, 1) if parts else None

@@ -53,9 +53,9 @@ def read_table(
         table = table.cpu()  # else two copies
         unchecked = best_of(table, width, unchecked).float()
     numbers = None if unchecked is None else unchecked.numpy()
-    told = table.tolist()
+    listed = table.tolist()
     for index in rows:
-        row = told[index]
+        row = listed[index]
         accepted, proposed, at = int(row[0]), int(row[1]), 2 + width
         # The node after which the next token comes.
         last, beside = map(int, row[at : at + outcome] or (accepted, 0))
@@ -97,7 +97,7 @@ def _trace_parts(done: Round, plan: Plan) -> list[torch.Tensor]:
 
 
 class Traced:
-    """A round's proposals as a table tells them: token, p and q of each node, and their shape."""
+    """A round's proposals as a table holds them: token, p and q of each node, and their shape."""
 
     def __init__(self, row: Sequence[float], plan: Plan) -> None:
         nodes, self._k = plan.draft_length + plan.beyond, plan.draft_length
@@ -117,15 +117,15 @@ class Traced:
         """Return the tokens of the path to a node."""
         return tuple(int(self._tokens[each - 1]) for each in Tree.path_to(node, self._parents))
 
-    def _beside(self, line: tuple[int, ...], standing: tuple[int, ...]) -> tuple[TracedSibling, ...]:
-        """Read what is beside the first line, level by level; what was proposed twice is told once."""
+    def _beside(self, line: tuple[int, ...], accepted: tuple[int, ...]) -> tuple[TracedSibling, ...]:
+        """Read what is beside the first line, level by level; what was proposed twice is given once."""
         nodes = (node for node in range(self._k + 1, len(self._exist) + 1) if self._exist[node - 1])
         paths = {node: self._said(node) for node in nodes}
         found: dict[tuple[int, ...], TracedSibling] = {}
         places: dict[tuple[int, ...], int] = {}  # in `found`, of nodes that others follow
         for node, path in sorted(paths.items(), key=lambda one: (len(one[1]), self._turns[one[0] - 1])):
             if path not in found and path != line[: len(path)]:
-                stands, after = path == standing[: len(path)], places.get(path[:-1])
+                stands, after = path == accepted[: len(path)], places.get(path[:-1])
                 places[path] = len(places)
                 found[path] = TracedSibling(
                     len(path) - 1, path[-1], self._p[node - 1], self._q[node - 1], stands, after

@@ -1,4 +1,4 @@
-"""Launches a GPU round in one call: once it has run piece by piece, it is recorded and replayed as a CUDA graph."""
+"""Launches rounds over frames that are made once; on a GPU a round that repeats is replayed as a CUDA graph."""
 
 import threading
 from collections import deque
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...engines import Engine, EngineError
 from ...engines.errors import first_line
+from ..memory.model import Model
 from ..round.result import RowResult, read_table, tabulate
 from ..round.round import run_round
 from ..state.clock import Clock
@@ -18,7 +19,7 @@ from ..state.frame import Frame
 from ..state.plan import Plan
 from ..state.rows import Rows
 
-MOST_KINDS = 256  # kinds of rounds that are remembered
+MOST_KINDS = 256  # kinds of rounds that are remembered, and of frames
 ONE_AT_A_TIME = threading.Lock()  # torch allows one capture at a time in a process
 
 
@@ -86,6 +87,33 @@ class Rounds:
     def forget(self) -> None:
         self._seen.clear()
         self._pool = None  # memory that is still held from it must not be written again
+
+
+class Frames:
+    """Makes a frame for each shape of a round, and keeps it as long as the caches that it is bound to stay in place.
+
+    Rounds that were recorded over frames are forgotten with them.
+    """
+
+    def __init__(self, models: Sequence[Model], rounds: Rounds) -> None:
+        self._models, self._rounds = models, rounds
+        self._made: dict[object, Frame] = {}
+        self._versions: list[int] = []  # of the caches that they were made for
+
+    def of(self, plan: Plan, *, prefilled: bool = False) -> Frame:
+        """Return the frame of a plan; `prefilled` if reading a prompt gives its logits."""
+        versions = [model.cache.version for model in self._models]
+        key = (plan.steps, plan.entries_read, prefilled)
+        if versions != self._versions or (len(self._made) >= MOST_KINDS and key not in self._made):
+            self.forget()
+            self._versions = versions
+        if key not in self._made:
+            self._made[key] = Frame(plan, self._models[0], prefilled=prefilled)
+        return self._made[key]
+
+    def forget(self) -> None:
+        self._made.clear()
+        self._rounds.forget()
 
 
 def tabulated_round(rows: Rows, plan: Plan, frame: Frame, span: int, clock: Clock) -> Tensor:

@@ -12,10 +12,9 @@ from ..memory.adapter_pool import AdapterPool
 from ..memory.model import Model
 from ..requests.request import Request
 from ..state.asked import Share
-from ..state.most import MOST_CHILDREN
 from ..state.plan import LEAST_WINDOW, Level, Plan
 from ..state.rows import Rows
-from ..state.shapes import Shape, line
+from ..state.shapes import MOST_CHILDREN, Shape, line
 
 AT_MOST = 2  # times as many branches as usual, on a level of a tree that adapts
 
@@ -23,7 +22,7 @@ AT_MOST = 2  # times as many branches as usual, on a level of a tree that adapts
 class Planner:
     """Makes plans and keeps the last one while rows and shares stay the same.
 
-    `most` proposals of a row can be verified at once; `bucket` tells how many entries of a row the steps should read if
+    `most` proposals of a row can be verified at once; `bucket` says how many entries of a row the steps should read if
     they need so many, None if they know by themselves; models that are `recurrent` absorb what they have read.
     """
 
@@ -91,7 +90,7 @@ class Planner:
             return False
         run = [{self.drafters[name].model for name in one.names} for one in self.shares]
         if any(draft.recurrent and draft not in own for draft in self._plan.drafts for own in run):
-            return False  # it may fall behind in rows that do not ask it
+            return False  # it may lack tokens of rows that do not ask it
         several = [name for one in self.shares if len(one.lines) > 1 for name in one.names]
         if self._plan.draft_length >= self.window and any(self.drafters[name].needs_model for name in several):
             return False  # a draft may lack more of what another line has committed than its first step reads
@@ -104,8 +103,8 @@ class Planner:
         if self._bucket is None:
             return None
         width = self._plan.draft_length + self._plan.beyond + 1 + self._plan.look_aheads
-        behind = max((draft.behind(self._plan.draft_length) + 1 for draft in self._plan.drafts), default=0)
-        return self._bucket(max(request.length for request in live) + width + max(width, behind))
+        drafted = max((draft.reads_for(self._plan.draft_length) + 1 for draft in self._plan.drafts), default=0)
+        return self._bucket(max(request.length for request in live) + width + max(width, drafted))
 
     def _since(self, live: int) -> int:
         """Return the most tokens that recurrent layers may have to absorb in the next round, or one launched then."""
@@ -128,7 +127,7 @@ class Planner:
         )
 
     def _share(self, request: Request, wanted: Share, row: int, window: int) -> Share:
-        """Plan one row, which proposes nothing while its draft is behind or its drafters have nothing to offer."""
+        """Plan one row, which proposes nothing while its draft lacks tokens or its drafters have nothing to offer."""
         lines = []
         for number, (name, most) in enumerate(wanted.lines):
             drafter = self.drafters.get(name)

@@ -17,8 +17,7 @@ from ..sources.eyes import Eyes
 from ..state.asked import NOTHING
 from ..state.plan import LEAST_WINDOW
 from ..state.rows import Rows
-from .capture import Rounds
-from .frames import Frames
+from .capture import Frames, Rounds
 from .occupants import Occupant, neighbours, refresh_uniforms
 from .planning import make_plan
 from .prefill import DRAFT_BUDGET, Prefill
@@ -154,7 +153,7 @@ class Reading:
     def catch_up(self, live: Sequence[Occupant], window: int) -> None:
         """Let drafts read what they lack for the next round, within their budget.
 
-        A draft that its request keeps is never behind: it lacks no more than a round has committed.
+        A draft that its request keeps never lacks more than a round has committed.
         """
         lacking = self._lacking(live, window)
         self._hear(live, _drafts_of(lacking))  # in all rows, since a draft's steps run in all of them

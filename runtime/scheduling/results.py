@@ -68,8 +68,8 @@ class Results:
         kept = self.give(occupant, share, result)
         self.note_writes(occupant.row, before, share, result)
         outcome = Outcome(result.proposed, result.accepted, kept)
-        fell = share.shape.beyond and (result.beside or result.accepted < result.proposed)
-        beside = Beside(share.shape, result.beside) if fell else None
+        rejected = share.shape.beyond and (result.beside or result.accepted < result.proposed)
+        beside = Beside(share.shape, result.beside) if rejected else None
         self.speculation.add_round(outcome, beside)
         if outcome.proposed:
             self.by_drafter[share.drafter].add_round(outcome, beside)

@@ -7,15 +7,14 @@ from ...engines import RequestError
 from ..acceptance.seat import make_rows
 from ..drafters import Drafter
 from ..drafters.windows import Windows
-from ..lengths.controller import Behind
+from ..lengths.controller import Unread
 from ..lengths.drafting import DraftingRules
 from ..memory.adapter_pool import Loaded
 from ..memory.full import CacheFull
 from ..requests.metrics import Speculation
 from ..state.frame import Frame
 from ..state.plan import LEAST_WINDOW
-from .capture import LaunchedRound, Rounds
-from .frames import Frames
+from .capture import Frames, LaunchedRound, Rounds
 from .models import Models
 from .occupants import Occupant, refresh_uniforms
 from .planning import Planner
@@ -182,14 +181,14 @@ class Scheduler:
                 occupant.drafting = occupant.request.drafting
                 occupant.chooser = self._rules.chooser(occupant.drafting, occupant.request.adapter)
         if self._rules.controller is not None:
-            self._rules.controller.choose([occupant.chooser for occupant in self.live], self._behind)
+            self._rules.controller.choose([occupant.chooser for occupant in self.live], self._unread)
 
-    def _behind(self, row: int) -> Behind:
+    def _unread(self, row: int) -> Unread:
         """Say how much of a row its draft has not read; that is the draft that it may use, or else the first."""
         occupant = self.live[row]
         draft = self._windows.draft_of(occupant.chooser.drafters)
         entries = 0 if draft is None else draft.cache.entries[row]
-        return Behind(occupant.request.length - LEAST_WINDOW - entries, occupant.request.remaining)
+        return Unread(occupant.request.length - LEAST_WINDOW - entries, occupant.request.remaining)
 
     def _steady(self) -> bool:
         """Whether the next round has the same kind and rows, whatever the round in flight decides."""
@@ -232,7 +231,7 @@ class Scheduler:
         self.target.cache.make_room(0, lengths, widths)
         for draft in plan.drafts:
             beyond = plan.beyond if plan.levels else 0
-            width = draft.behind(plan.draft_length) + beyond + 1
+            width = draft.reads_for(plan.draft_length) + beyond + 1
             draft.cache.make_slots(width)
             draft.cache.make_room(0, lengths, [width] * plan.batch)
         refresh_uniforms(self._rows, plan, live)

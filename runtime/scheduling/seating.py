@@ -114,7 +114,7 @@ class Seating:
         request.state = State.PREFILLING
         admit(self._rows, row, request.prompt, request.params, request.noise_seed, self._target.vocab_size)
         if request.source is not None and request.source.ids:
-            self._rows.stand_behind(row, request.prompt, request.source.ids)
+            self._rows.note_source(row, request.prompt, request.source.ids)
         if request.token_ids:  # it had given up its place
             resume(self._rows, row, request.params, request.token_ids)
         follow_guide(self._rows, row, request.guide)
@@ -137,9 +137,9 @@ class Seating:
     def _have_memory(self, together: Sequence[Request]) -> bool:
         """Whether requests fit together: all rows of a round are as wide, and slots are made for what is asked for."""
         drafting = [request.drafting for request in together]
-        behind, longest = max(one.widest() for one in drafting), max(one.longest for one in drafting)
+        width, longest = max(one.widest() for one in drafting), max(one.longest for one in drafting)
         widest = max(one.widest(longest) for one in drafting)
-        return self._budget.admits([request.most_entries + behind for request in together], widest)
+        return self._budget.admits([request.most_entries + width for request in together], widest)
 
     def go_live(self, occupant: Occupant) -> None:
         """Let a request take part in the rounds, in the row after the live ones."""

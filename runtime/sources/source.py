@@ -23,7 +23,7 @@ class Source:
 
     @cached_property
     def digest(self) -> str:
-        """A name that tells it from others, by all that encoders read."""
+        """A name that distinguishes it from others, by all that encoders read."""
         found = sha256(b"".join(token.to_bytes(4, "little") for token in self.ids))
         for picture in self.pictures.values():
             found.update(picture.numpy().tobytes())

@@ -1,9 +1,10 @@
 """What a request drafts: what it asks for, parsed once, and its share of the next round."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import NamedTuple, NoReturn, Self
 
-from ...engines import MAX_DRAFT_LENGTH, RequestError
+from ...engines import MAX_DRAFT_LENGTH, Bundle, RequestError
 from .needs import FURTHER, HEADS
 from .shapes import Shape, line
 
@@ -18,6 +19,18 @@ DRAFTER_NAMES = (
     *("pard", "pass"),
     *FURTHER,
 )
+
+
+def usual_drafter(bundle: Bundle, open_here: Collection[str] = DRAFTER_NAMES) -> str:
+    """Return the drafter of requests that name none; not every engine runs look-aheads."""
+    if bundle.drafts:
+        return "model" if bundle.models[bundle.drafts[0]].masks is None else "pard"
+    if bundle.foreign is not None and not bundle.heads:
+        tokens = bundle.models[bundle.foreign].tokens
+        assert tokens is not None
+        return tokens.drafter
+    looks_ahead = bundle.target.look_aheads and "pass" in open_here
+    return next(iter(bundle.heads), "pass" if looks_ahead else "lookup")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ PARTS = 5  # begun, noise drawn, drafted, verified, ended
 
 
 class Clock:
-    """Notes when each part ends; events recorded in a CUDA graph tell the times of its latest replay."""
+    """Notes when each part ends; events recorded in a CUDA graph have the times of its latest replay."""
 
     def __init__(self, device: torch.device) -> None:
         self._times = [0.0] * PARTS  # milliseconds

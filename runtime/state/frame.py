@@ -3,7 +3,7 @@
 verify        reads the last committed token and all proposals, and may read look-aheads beside them
 draft models  read what their drafter's `prepare` says: first the last two committed tokens, so that no entry
               is missing;
-              or all that one round commits, where proposals may stand that are not their own;
+              or all that one round commits, where proposals may be accepted that are not their own;
               then its own proposals one by one, or all of a tree again and again while it grows
 """
 
@@ -41,7 +41,7 @@ class Frame:
         aligned = ALIGNMENT // torch.int64.itemsize
         self.position = torch.zeros(k + 4, -(-batch // aligned) * aligned, dtype=torch.int64, device=device)[:, :batch]
         self.index = self.position[2:-1].t()  # [A, K+1], where the round's tokens go
-        self.next_length = self.position[3]  # the next length if no proposal stands
+        self.next_length = self.position[3]  # the next length if no proposal is accepted
         self._start = self.position[1]  # of the last committed token
 
         input_ids = torch.zeros(batch, width, dtype=torch.int64, device=device)
@@ -111,7 +111,7 @@ class Frame:
             self.window.begin(rows)
 
     def settle(self) -> None:
-        """Move the caches' entries of the path that stands, so that each follows the one before."""
+        """Move the caches' entries of the accepted path, so that each follows the one before."""
         self.nodes.settle(self.verdict, self._caches, self._start)
 
 
@@ -133,7 +133,7 @@ class DraftedLine:
         self._filled = tokens[:, : len(self._columns)]
 
     def line_up(self) -> None:
-        """Write the sampled proposals, behind what comes before them."""
+        """Write the sampled proposals after what comes before them."""
         if self._columns:
             torch.cat(self._columns, 1, out=self._filled)
 

@@ -1,7 +1,7 @@
-"""Look-aheads, which the target reads behind the root of a round, and by whose distributions the next round draws.
+"""Look-aheads, which the target reads after the root of a round, and by whose distributions the next round draws.
 
-They stand behind the last committed token alone, one behind another, as a line of their own would, whose tokens nobody
-proposes. So no proposal sees them, they see none, and no node's logits change.
+They follow the last committed token and one another, as a line of their own would whose tokens nobody proposes. So no
+proposal sees them, they see none, and no node's logits change.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""What each drafter runs of a bundle, and what a bundle lacks that it needs, as the manifest tells without torch."""
+"""What each drafter runs of a bundle, and what a bundle lacks that it needs, as the manifest says without torch."""
 
 from collections.abc import Callable
 from functools import partial

@@ -14,7 +14,7 @@ from .line import IN_LINE
 from .rows import Rows
 from .tree import Nodes, Tree
 
-LEAST_WINDOW = 2  # tokens that a draft model reads first: it never saw the last proposal that stood, if it was its own
+LEAST_WINDOW = 2  # tokens that a draft model reads first: it never saw the last accepted proposal, if that was its own
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Plan:
     branches: int = 0  # the most that any live row has beside its line
     levels: tuple[Level, ...] = ()  # of branches that others may follow, down to the last level that has some
     leaves: Level = NO_LEVEL  # of branches that nothing follows, beside all of a line
-    look_aheads: int = 0  # the most that the target reads behind the last committed token of any row
+    look_aheads: int = 0  # the most that the target reads after the last committed token of any row
     entries_read: int | None = None  # entries of a row that its steps read; None: all
     adapters: int = 0  # columns of adapters that the target reads
     since: int = 1  # tokens of a row that recurrent layers may have to absorb
@@ -114,7 +114,7 @@ class Plan:
 
     @cached_property
     def beyond(self) -> int:
-        """The most proposals that a row may have behind its first line."""
+        """The most proposals that a row may have after its first line."""
         return max(self.branches, (len(self.lines) - 1) * self.draft_length)
 
     @cached_property
@@ -124,7 +124,7 @@ class Plan:
 
     @cached_property
     def deepest(self) -> int:
-        """The most that may stand behind where a first line falls."""
+        """The most that may be accepted after the place where a first line is rejected."""
         if len(self.lines) > 1:
             return self.draft_length
         return max(len(self.levels), int(self.leaves.branches > 0))
@@ -206,7 +206,7 @@ class Plan:
 
     @cached_property
     def reporting(self) -> tuple[ReadingFilter, ...]:
-        """The filters of whose outcome some row tells log-probs, none if all tell those of the model's own scores."""
+        """The filters whose outcome some row reports as log-probs; none if all report the model's own scores."""
         ends = [place for place, one in enumerate(self.filters, 1) if one.reported and self.logprobs is not None]
         return self.filters[: max(ends, default=0)]
 

@@ -12,15 +12,14 @@ from torch import Tensor
 from ...engines import MAX_DRAFT_LENGTH, WIDEST_STEP
 from .asked import Share
 from .indexing import pick
-from .most import LINE, MOST_BRANCHES, MOST_LINES
 from .noise import constants, uniforms
 from .place import on_host
-from .shapes import Shape
+from .shapes import LINE, MOST_BRANCHES, MOST_LINES, Shape
 
 OPENING = 4  # tokens at the end of a prompt that are repeated before its source
 STRETCH = 64  # lengths whose uniforms are made at once, at most: hashing a few numbers costs as much as hashing many
 
-LEAVES = MAX_DRAFT_LENGTH  # the level of what is placed once the line is known, behind all others
+LEAVES = MAX_DRAFT_LENGTH  # the level of what is placed once the line is known, after all others
 
 Columns = dict[str, Tensor]  # by name, one entry per row: what filters and drafters know of each request
 
@@ -102,7 +101,7 @@ class Rows:
         own = {one.name: change(getattr(self, one.name)) for one in fields(self) if one.name != "columns"}
         return Rows(**own, columns={name: change(tensor) for name, tensor in self.columns.items()})
 
-    def stand_behind(self, row: int, prompt: Sequence[int], source: Sequence[int]) -> None:
+    def note_source(self, row: int, prompt: Sequence[int], source: Sequence[int]) -> None:
         """Note what may be copied of a row's source; the end of its prompt leads into that."""
         tokens = torch.tensor([*prompt[-OPENING:], *source])
         if (lacking := len(tokens) - self.source.shape[1]) > 0:

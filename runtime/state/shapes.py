@@ -1,7 +1,7 @@
 """The shapes that requests may ask for: a line, written 5, and what a user may write to have branches beside it.
 
 5+3     a comb: three branches beside a line of five, and nothing follows a branch
-4/12    a tree: 12 proposals, none deeper than 4, placed where they are most likely to stand
+4/12    a tree: 12 proposals, none deeper than 4, placed where they are most likely to be accepted
 3x2x1   a tree: three tokens may come next, two may follow each of them, and one each of those
 """
 
@@ -13,10 +13,14 @@ from heapq import heappop, heappush
 from math import prod
 from typing import NamedTuple
 
-from ...engines import RequestError
-from .most import MOST_BRANCHES, MOST_CHILDREN
+from ...engines import MAX_DRAFT_LENGTH, RequestError
 
-STANDS = 0.75  # how often the first of a node's children is taken to stand before it is drawn
+LINE = MAX_DRAFT_LENGTH + 1  # uniforms of a line's proposals, and of the next token
+MOST_CHILDREN = 4  # of one node, counting the line's own
+MOST_LINES = 4  # of one row; each further line has uniforms of its own after those of the first
+MOST_BRANCHES = (MOST_LINES - 1) * MAX_DRAFT_LENGTH  # beside a line; each has uniforms of its own there, too
+
+TAKEN = 0.75  # how often the first of a node's children is expected to be accepted before it is drawn
 EACH_FURTHER = 0.5  # of what is left then, for each that follows
 
 
@@ -131,7 +135,7 @@ def _has_places(shape: Shape) -> bool:
 
 
 def _likeliest(length: int, count: int, leaves: bool) -> Levels:
-    """Return the branches that are most likely to stand, `count` of them, beside a line of this length."""
+    """Return the branches that are most likely to be accepted, `count` of them, beside a line of this length."""
     levels: list[list[Branch]] = [[] for _ in range(length)]
     waiting: list[tuple[float, int, Branch]] = []  # how likely, negative, its level, and what it is
 
@@ -140,18 +144,18 @@ def _likeliest(length: int, count: int, leaves: bool) -> Levels:
             heappush(waiting, (-reached * share(branch.rank), level, branch))
 
     for level in range(length):
-        wait_for(STANDS**level, level, Branch(0, 1))
+        wait_for(TAKEN**level, level, Branch(0, 1))
     while waiting and sum(map(len, levels)) < count:
-        stands, level, branch = heappop(waiting)
+        rating, level, branch = heappop(waiting)
         levels[level].append(branch)
-        wait_for(-stands / share(branch.rank), level, Branch(branch.parent, branch.rank + 1))
+        wait_for(-rating / share(branch.rank), level, Branch(branch.parent, branch.rank + 1))
         if not leaves:
-            wait_for(-stands, level + 1, Branch(len(levels[level]), 0))
+            wait_for(-rating, level + 1, Branch(len(levels[level]), 0))
     if leaves:
         return (tuple(Branch(place, branch.rank) for place, level in enumerate(levels) for branch in level),)
     return tuple(map(tuple, levels))
 
 
 def share(rank: int) -> float:
-    """Return how often a child of this rank is taken to stand where its parent does."""
-    return STANDS if rank == 0 else (1 - STANDS) * EACH_FURTHER**rank
+    """Return how often a child of this rank is expected to be accepted where its parent is."""
+    return TAKEN if rank == 0 else (1 - TAKEN) * EACH_FURTHER**rank

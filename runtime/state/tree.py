@@ -1,8 +1,8 @@
-"""The nodes that a round proposes where they are more than one line; each row may have something else behind its first.
+"""The nodes that a round proposes where they are more than one line; rows may differ in what comes after the first.
 
-Node 0 is the last committed token and nodes 1 … K are the first line. Behind it lie a row's further lines, one after
-another, each from a drafter of its own, or the branches beside its line, in the order in which they are placed. What
-two drafters both propose is there twice.
+Node 0 is the last committed token and nodes 1 … K are the first line. After it come a row's further lines, each from a
+drafter of its own, or the branches beside its line, in the order in which they are placed. What two drafters both
+propose is there twice.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ from .line import Line, Links, Walk
 from .place import on_host
 from .verdict import Verdict
 
-CERTAIN = -1  # stands for the distribution of a token that no distribution was asked for
+CERTAIN = -1  # in place of the distribution, for a token that was not drawn from one
 
 
 class Tree:
@@ -38,18 +38,18 @@ class Tree:
         own[1 : ends + 1, 1 : ends + 1] |= (line == line[:, None]) & (place <= place[:, None])
         own[1 : ends + 1, 0] = True
 
-        def behind_lines(values: Tensor, others: Tensor) -> Tensor:
+        def after_lines(values: Tensor, others: Tensor) -> Tensor:
             return torch.cat([values, others[ends:]])
 
         zeros = torch.zeros_like(self.numbers[1:])
         number = dict(zip([i for i, has in enumerate(have_distributions) if has], range(self.lines), strict=False))
         distributions = torch.tensor([number.get(i, CERTAIN) for i in range(self.lines)], device=device)[line]
         self._lines = (
-            torch.cat([self.numbers[:1], behind_lines(place + 1, zeros)]),
-            behind_lines(self.numbers[:ends] * (place > 0), zeros),
-            behind_lines(line, zeros),
-            behind_lines(torch.where(distributions == CERTAIN, CERTAIN, distributions * length + place), zeros),
-            behind_lines(line.sub(1).mul(MAX_DRAFT_LENGTH).add(place), self.numbers[:-1] - length).clamp_(min=0),
+            torch.cat([self.numbers[:1], after_lines(place + 1, zeros)]),
+            after_lines(self.numbers[:ends] * (place > 0), zeros),
+            after_lines(line, zeros),
+            after_lines(torch.where(distributions == CERTAIN, CERTAIN, distributions * length + place), zeros),
+            after_lines(line.sub(1).mul(MAX_DRAFT_LENGTH).add(place), self.numbers[:-1] - length).clamp_(min=0),
             own,
         )
         memory = [each.expand(batch, *each.shape).contiguous() for each in self._lines]
@@ -60,7 +60,7 @@ class Tree:
         self.depths, self.parents, self.turns, self.distributions, self.uniforms, self.ancestors = memory
         self.exists = torch.zeros(batch, nodes - 1, dtype=torch.bool, device=device)  # [A, N]
         self._own = torch.eye(nodes, dtype=torch.bool, device=device)
-        self._mixed = self.lines > 1 and branches > 0  # rows may differ in what lies behind their first line
+        self._mixed = self.lines > 1 and branches > 0  # rows may differ in what comes after their first line
 
     @property
     def ancestry(self) -> Ancestry:
@@ -81,20 +81,20 @@ class Tree:
 
     def place(self, mine: Tensor, parents: Tensor, turns: Tensor, distributions: Tensor, exist: Tensor) -> None:
         """Let those branches of each row that are `mine` [A, B] follow these nodes, if they exist."""
-        behind = slice(self.length, self.length + self.branches)
+        proposals = slice(self.length, self.length + self.branches)
         nodes = slice(self.length + 1, self.length + 1 + self.branches)
         depths = self.depths.gather(1, parents) + 1
         ancestors = at_nodes(self.ancestors, parents).logical_or_(self._own[nodes])
         for memory, found in (
-            (self.parents[:, behind], parents),
-            (self.turns[:, behind], turns),
-            (self.distributions[:, behind], distributions),
-            (self.exists[:, behind], exist),
+            (self.parents[:, proposals], parents),
+            (self.turns[:, proposals], turns),
+            (self.distributions[:, proposals], distributions),
+            (self.exists[:, proposals], exist),
             (self.depths[:, nodes], depths),
         ):
             torch.where(mine, found, memory, out=memory)
         if self._mixed:
-            uniforms = self.uniforms[:, behind]
+            uniforms = self.uniforms[:, proposals]
             torch.where(mine, self.numbers[: self.branches], uniforms, out=uniforms)
         torch.where(mine[:, :, None], ancestors, self.ancestors[:, nodes], out=self.ancestors[:, nodes])
 
@@ -140,8 +140,8 @@ class Tree:
         return verdict.picked.gather(1, self.parents) == tokens
 
     def accept_deepest(self, passed: Tensor, proposed: Tensor | None, verdict: Verdict) -> None:
-        falls = (self.ancestors[:, :, 1:] & ~(passed & self.exists)[:, None]).any(-1)  # [A, N+1]
-        depth, last = self.depths.masked_fill(falls, 0).max(1)
+        rejected = (self.ancestors[:, :, 1:] & ~(passed & self.exists)[:, None]).any(-1)  # [A, N+1]
+        depth, last = self.depths.masked_fill(rejected, 0).max(1)
         own = pick(self.ancestors, last)
         path = torch.zeros_like(verdict.path)
         verdict.put(None, depth, path.scatter_(1, self.depths * own, self.numbers * own))
@@ -152,7 +152,7 @@ class Tree:
         verdict.put(None if coupled is None else ~coupled, verdict.accepted, path)
 
     def count_proposed(self, tokens: Tensor, proposed: Tensor, verdict: Verdict) -> None:
-        torch.amax(self.depths[:, 1:] * self._behind(tokens, verdict), 1, out=verdict.proposed)
+        torch.amax(self.depths[:, 1:] * self._after_accepted(tokens, verdict), 1, out=verdict.proposed)
 
     def along(self, values: Tensor, verdict: Verdict) -> Tensor:
         return at_nodes(values, verdict.path)
@@ -170,24 +170,24 @@ class Tree:
     def outcome(self, verdict: Verdict) -> Sequence[Tensor]:
         return verdict.last[:, None], (verdict.path > self.length).sum(1, keepdim=True)
 
-    def at_first_fall(self, tokens: Tensor, verdict: Verdict) -> Tensor:
-        """Mark the nodes [A, N+1] where what stands of the first line ends: wherever these `tokens` [A, N] say it."""
+    def at_first_rejection(self, tokens: Tensor, verdict: Verdict) -> Tensor:
+        """Mark the nodes [A, N+1] that spell what is accepted of the first line, by these `tokens` [A, N]."""
         here = self.depths == verdict.accepted[:, None]
         if self.lines == 1:  # of branches beside one line none has its tokens
             return here & (self.numbers == verdict.last[:, None])
         return here & ~self._astray(tokens, tokens[:, : self.length], verdict)
 
-    def _behind(self, tokens: Tensor, verdict: Verdict) -> Tensor:
-        """Mark the proposals [A, N] that exist and agree with all that stands."""
+    def _after_accepted(self, tokens: Tensor, verdict: Verdict) -> Tensor:
+        """Mark the proposals [A, N] that exist and agree with all that is accepted."""
         if self.lines == 1:
             last = verdict.last[:, None, None].expand(-1, len(self.numbers), 1)
             return self.exists & self.ancestors.gather(2, last)[:, 1:, 0]
         return self.exists & ~self._astray(tokens, verdict.leading, verdict)[:, 1:]
 
-    def _astray(self, tokens: Tensor, standing: Tensor, verdict: Verdict) -> Tensor:
-        """Mark the nodes [A, N+1] whose path differs from the first tokens that are `standing` [A, K]."""
+    def _astray(self, tokens: Tensor, accepted: Tensor, verdict: Verdict) -> Tensor:
+        """Mark the nodes [A, N+1] whose path differs from the first tokens that are `accepted` [A, K]."""
         depths = self.depths[:, 1:]
-        said = standing.gather(1, (depths - 1).clamp_(min=0))
+        said = accepted.gather(1, (depths - 1).clamp_(min=0))
         differs = (tokens != said) & (depths <= verdict.accepted[:, None])
         return (self.ancestors[:, :, 1:] & differs[:, None]).any(-1)
 

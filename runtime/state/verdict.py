@@ -1,4 +1,4 @@
-"""Fixed memory for the outcome of a round: which proposals stand in each row, and which token follows them."""
+"""Fixed memory for the outcome of a round: which proposals are accepted in each row, and which token follows them."""
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ class JointWeights:
 
 
 class Verdict:
-    """The outcome of a round: `accepted` proposals stand in each row and the next token follows them.
+    """The outcome of a round: each row accepts `accepted` proposals, and the next token follows them.
 
     `logits` [A, N+1, V] follow each node, the first of them those of a line of `length`; None: they are no more than
     that. If it `reads_best`, the bits of the tokens' logits are the end of the table, where `best_of` reads them.
@@ -63,15 +63,15 @@ class Verdict:
         self.tokens = self.table[:, 2 : width + 2]  # [A, K+1]: the accepted proposals, the next token, then garbage
         self.next_index = self.table[:, :1]  # [A, 1]: where in `tokens` the next token is
         self.leading = self.tokens[:, :-1]  # [A, K]
-        # What the target picks after each node, the last node that stands, and all on the way to it, 0 after them.
+        # What the target picks after each node, the last accepted node, and all on the way to it, 0 after them.
         self.picked, self.last, self.path = self.tokens, self.accepted, counting(width, logits.device).expand(batch, -1)
         if nodes > width:
             self.picked = torch.zeros(batch, nodes, dtype=torch.int64, device=logits.device)
             self.last, self.path = self.picked[:, 0].clone(), self.tokens.clone()
         self.winners = Winners(logits, self.picked, best_of(self.table, width, logits.dtype) if reads_best else None)
-        stands = torch.zeros(batch, width, dtype=torch.bool, device=logits.device)  # the last column stays False
-        self.passed = stands[:, :-1]  # [A, K]
-        self._standing = stands.view(torch.uint8)
+        passed = torch.zeros(batch, width, dtype=torch.bool, device=logits.device)  # the last column stays False
+        self.passed = passed[:, :-1]  # [A, K]
+        self._passed = passed.view(torch.uint8)
         self._places = counting(width, logits.device)[:-1]
         self.joint = JointWeights(logits[:, :width])
         self.target_probabilities: Tensor | None = None  # [A, N+1, V]
@@ -80,10 +80,10 @@ class Verdict:
         """Write how many of a line come before the first that has not passed; None: each row proposes K."""
         if proposed is not None:
             self.passed.logical_and_(self._places < proposed[:, None])
-        torch.argmin(self._standing, 1, out=out)
+        torch.argmin(self._passed, 1, out=out)
 
     def put(self, rows: Tensor | None, accepted: Tensor, path: Tensor) -> None:
-        """Let so many proposals [A] stand along a path [A, K+1], in these rows [A] or in all."""
+        """Accept so many proposals [A] along a path [A, K+1], in these rows [A] or in all."""
         if rows is not None:
             accepted = torch.where(rows, accepted, self.accepted)
             path = torch.where(rows[:, None], path, self.path)

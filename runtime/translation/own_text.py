@@ -52,7 +52,7 @@ class OwnText:
         """Return the target's tokens for what the draft says next in its own."""
         ends = (place for place, token in enumerate(drafted) if token in self._translation.special)
         end = next(ends, len(drafted))
-        tokens = self._ours.following(text_behind(self._translation.own, self.ids[-CONTEXT:], drafted[:end]))
+        tokens = self._ours.following(text_after(self._translation.own, self.ids[-CONTEXT:], drafted[:end]))
         meant = [ours for ours, own in self._translation.roles.items() if own in drafted[end : end + 1]]
         return [*tokens, *meant[:1]]
 
@@ -69,14 +69,14 @@ class OwnText:
             if len(self._unread) < OF_A_CHARACTER:
                 return
             tokens = self._unread
-        text = text_behind(self._translation.target, self._context, tokens)
+        text = text_after(self._translation.target, self._context, tokens)
         self._context = [*self._context, *tokens][-CONTEXT:]
         del self._unread[: len(tokens)]
         self._ours.append(text)
         self._own.append(text)
 
 
-def text_behind(tokenizer: Tokenizer, context: Sequence[int], tokens: Sequence[int]) -> str:
+def text_after(tokenizer: Tokenizer, context: Sequence[int], tokens: Sequence[int]) -> str:
     """Return the text of tokens that follow others, without bytes at its end that are no character yet."""
     before, both = (tokenizer.decode([*each], skip_special_tokens=False) for each in (context, [*context, *tokens]))
     return str(both[len(before) :]).rstrip(BROKEN)

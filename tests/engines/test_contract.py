@@ -73,7 +73,9 @@ def test_states_of_any_shape_dtype_and_kind_have_inputs_outputs_and_bytes():
     assert contract.cache_bytes_per_token == 2 * (2 * 16 + 2 * 8 + 32)
     assert contract.cache_bytes_per_row == 4 * 3 * 5
     assert contract.cache_bytes(rows=3, tokens=100) == 3 * (100 * contract.cache_bytes_per_token + 60)
-    assert str(contract.with_blocks().inputs[7]) == "past_key_0 float16[pool, 2, 32, 16]"
+    in_blocks = {spec.name: str(spec) for spec in contract.with_blocks().inputs}
+    assert in_blocks["past_key_0"] == "past_key_0 float16[pool, 2, 32, 16]"
+    assert in_blocks["past_seen"] == "past_seen float16[batch, 2, source, 16]"
     assert [state.dtype for state in contract.in_dtype("bfloat16").states] == [*["bfloat16"] * 3, "float32", "bfloat16"]
     assert Contract.from_json(json.loads(json.dumps(contract.to_json()))) == contract
 
@@ -187,9 +189,6 @@ def change_graph(bundle: Path, change: Callable[[onnx.GraphProto], object]) -> N
             {"states": keys_and_values(2, 4, 16, "float32")},
             r"past_key_0 float32\[batch, 2, capacity, 16\], its contract promises past_key_0 float32\[batch, 4,",
         ),
-        ({"states": keys_and_values(2, 2, 8, "float32")}, r"promises past_key_0 float32\[batch, 2, capacity, 8\]"),
-        ({"vocab_size": 70}, r"has the output logits float32\[batch, rows, 64\], its contract promises .* 70\]"),
-        ({"states": keys_and_values(3, 2, 16, "float32")}, "has no input 'past_key_2'"),
         (
             {"states": keys_and_values(1, 2, 16, "float32")},
             "has the input 'past_key_1', which its contract does not know",

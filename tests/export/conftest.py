@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from trt_spec.engines import Bundle, Contract
@@ -73,3 +74,15 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> ExportReport:
     target = tiny_llama(folder / "target", padded_vocab=72, num_hidden_layers=1)
     draft = tiny_gpt2(folder / "draft", n_layer=1)
     return export_bundle(target, folder / "bundle", draft=draft)
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target of heads."""
+    return tiny_llama(tmp_path_factory.mktemp("target") / "target", initializer_range=0.2, num_hidden_layers=4)
+
+
+@pytest.fixture(scope="session")
+def teacher(target: Path) -> Any:
+    """Its model."""
+    return load_model(open_checkpoint(target), "float32")

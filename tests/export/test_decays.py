@@ -12,7 +12,8 @@ from trt_spec.export.checking.scenarios import line_of, paths_of, random_tree
 from trt_spec.export.tracing import recurrent
 from trt_spec.export.tracing.cache import Places
 from trt_spec.export.tracing.decays import PIECE
-from trt_spec.export.tracing.recurrent import Entries, RecurrentCache
+from trt_spec.export.tracing.entries import Entries
+from trt_spec.export.tracing.recurrent import RecurrentCache
 
 HEADS, KEY, VALUE = 2, PIECE + 8, 6  # more channels than weights are made of at once
 PENDING, FOLD = 3, 2

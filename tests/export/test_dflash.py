@@ -1,6 +1,5 @@
 """DFlash heads: read in every form, wired by measurement, traced and checked against the block in torch, or refused."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,22 +7,14 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from trt_spec.engines import ExportError, Masks
 from trt_spec.export.checking.oracle import hidden_states
-from trt_spec.export.checking.quality import Sample
-from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
-from trt_spec.export.kinds import LoadedHead, check_head, open_head
 from trt_spec.export.kinds.dflash import DFlash
-from trt_spec.export.writing.graph import build_graph, write_graph
-from trt_spec.export.writing.quiet import quiet_libraries
 
 from ..kit.heads import dflash_head
-from ..kit.models import tiny_llama
+from ..kit.joining import HIDDEN, VOCAB, change, check, loaded, without, write
 
-VOCAB, HIDDEN = 64, 32
 TOKENS = [(7 * i * i + 3 * i) % (VOCAB - 1) for i in range(50)]
-SAMPLE = Sample(TOKENS, VOCAB)
 FORMS: dict[str, dict[str, Any]] = {
     "speculators": {"draft_vocab": 48},
     "its authors": {"form": "authors"},
@@ -32,39 +23,12 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_llama(tmp_path_factory.mktemp("target") / "target", initializer_range=0.2, num_hidden_layers=4)
-
-
-@pytest.fixture(scope="module")
-def teacher(target: Path) -> Any:
-    return load_model(open_checkpoint(target), "float32")
-
-
-def loaded(head: Path, target: Path, teacher: Any) -> LoadedHead:
-    opened = open_head(head)
-    assert opened is not None
-    assert opened.kind.name == "dflash"
-    return opened.kind.load(opened, teacher, open_checkpoint(target).shape.contract(256, "float32"), SAMPLE)
-
-
-def written(head: LoadedHead, target: Path, folder: Path) -> tuple[dict[str, Any], torch.Tensor]:
-    contract = head.contract
-    with quiet_libraries():
-        graph, _ = build_graph(head.module, contract, 256)
-    write_graph(graph, folder / "dflash")
-    features = torch.randn(len(TOKENS), HIDDEN, generator=torch.Generator().manual_seed(0))
-    path = folder / "dflash" / "model.onnx"
-    return check_head(path, contract, head.module, torch.tensor(TOKENS), features, False)
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_the_graph_of_every_form_says_what_the_block_says(
     form: str, target: Path, teacher: Any, tmp_path: Path
 ) -> None:
-    head = loaded(dflash_head(tmp_path / "head", target, **FORMS[form]), target, teacher)
-    report, said = written(head, target, tmp_path)
+    head = loaded(dflash_head(tmp_path / "head", target, **FORMS[form]), target, teacher, TOKENS)
+    report, said = check(head, write(head, tmp_path / "dflash"), TOKENS)
     assert report["worst_error"] < report["tolerance"] / 10
     assert said.shape == (len(TOKENS) - 1, VOCAB)
     size, first = FORMS[form].get("size", 5), 1 if "sample_from_anchor" in FORMS[form] else 2
@@ -76,7 +40,7 @@ def test_the_graph_of_every_form_says_what_the_block_says(
 @torch.no_grad()
 def test_a_block_alone_and_step_by_step(target: Path, teacher: Any, tmp_path: Path) -> None:
     """By hand, for one anchor: keys and values of the context are those of the features, of the block its own."""
-    head = loaded(dflash_head(tmp_path / "head", target, layers=1), target, teacher).module
+    head = loaded(dflash_head(tmp_path / "head", target, layers=1), target, teacher, TOKENS).module
     features, anchor = torch.randn(20, HIDDEN, generator=torch.Generator().manual_seed(1)), 11
     hidden = head.embed_tokens(torch.tensor([TOKENS[anchor], 63, 63, 63, 63]))
     layer, attention = head.layers[0], head.layers[0].self_attn
@@ -101,7 +65,7 @@ def test_a_block_alone_and_step_by_step(target: Path, teacher: Any, tmp_path: Pa
 
 @pytest.mark.parametrize("fault", ["the block is causal", "context a place late", "context of the block's own states"])
 def test_the_check_of_a_block_bites(fault: str, target: Path, teacher: Any, tmp_path: Path) -> None:
-    head = loaded(dflash_head(tmp_path / "head", target), target, teacher)
+    head = loaded(dflash_head(tmp_path / "head", target), target, teacher, TOKENS)
     states = DFlash.states
 
     def faulty(self: DFlash, ids: Any, features: Any, positions: Any, in_block: Any, mask: Any, cache: Any) -> Any:
@@ -118,12 +82,12 @@ def test_the_check_of_a_block_bites(fault: str, target: Path, teacher: Any, tmp_
         patch.object(DFlash, "states", faulty),
         pytest.raises(ExportError, match="dflash graph does not compute what its checkpoint computes"),
     ):
-        written(head, target, tmp_path)
+        check(head, write(head, tmp_path / "dflash"), TOKENS)
 
 
 @torch.no_grad()
 def test_overlap_is_that_of_the_distributions_of_a_block(target: Path, teacher: Any, tmp_path: Path) -> None:
-    found = loaded(dflash_head(tmp_path / "head", target, "authors", scale=0.3), target, teacher)
+    found = loaded(dflash_head(tmp_path / "head", target, "authors", scale=0.3), target, teacher, TOKENS)
     hidden, logits = hidden_states(teacher, torch.tensor([TOKENS]))
     anchors = list(range(1, len(TOKENS) - 4, 8))
     said = found.module.said(torch.tensor(TOKENS), found.features(hidden)[0], anchors).softmax(-1)
@@ -132,17 +96,6 @@ def test_overlap_is_that_of_the_distributions_of_a_block(target: Path, teacher: 
         each = [torch.minimum(distribution[a + place], said[n, place]).sum() for n, a in enumerate(anchors)]
         [overlap] = found.readings.values()
         assert overlap[place] == pytest.approx(float(sum(each)) / len(anchors), abs=1e-5)
-
-
-def change(head: Path, **fields: Any) -> None:
-    config = json.loads((head / "config.json").read_text())
-    (head / "config.json").write_text(json.dumps(config | fields))
-
-
-def without(head: Path, name: str) -> None:
-    tensors = load_file(head / "model.safetensors")
-    tensors.pop(name)
-    save_file(tensors, head / "model.safetensors")
 
 
 REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
@@ -174,4 +127,4 @@ def test_what_is_no_head_of_this_target_is_refused_in_a_sentence(
     head = dflash_head(tmp_path / "head", target)
     damage(head)
     with pytest.raises(ExportError, match=message):
-        loaded(head, target, teacher)
+        loaded(head, target, teacher, TOKENS)

@@ -1,33 +1,27 @@
 """DSpark heads: read in every form, checked against the block in torch, their tables written beside the graph."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import onnx
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from trt_spec.engines import Bundle, BundleError, ExportError, Masks
 from trt_spec.engines.bundle import TABLES
 from trt_spec.export import export_bundle
 from trt_spec.export.checking.oracle import hidden_states
-from trt_spec.export.checking.quality import Sample
-from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
-from trt_spec.export.kinds import LoadedHead, check_head, open_head
 from trt_spec.export.kinds.dspark import DSpark
-from trt_spec.export.writing.graph import build_graph, write_graph
-from trt_spec.export.writing.quiet import quiet_libraries
 from trt_spec.runtime import Decoder
 
 from ..kit.heads import dflash_head
-from ..kit.models import tiny_llama
+from ..kit.joining import HIDDEN, VOCAB, change, check, loaded, without, write
 
-VOCAB, HIDDEN, RANK = 64, 32, 6
+RANK = 6
 TOKENS = [(7 * i * i + 3 * i) % (VOCAB - 1) for i in range(50)]
-SAMPLE = Sample(TOKENS, VOCAB)
 FORMS: dict[str, dict[str, Any]] = {
     "speculators": {"draft_vocab": 48},
     "its authors": {"form": "authors"},
@@ -37,39 +31,19 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_llama(tmp_path_factory.mktemp("target") / "target", initializer_range=0.2, num_hidden_layers=4)
-
-
-@pytest.fixture(scope="module")
-def teacher(target: Path) -> Any:
-    return load_model(open_checkpoint(target), "float32")
-
-
-def loaded(head: Path, target: Path, teacher: Any) -> LoadedHead:
-    opened = open_head(head)
-    assert opened is not None
-    assert opened.kind.name == "dspark"
-    return opened.kind.load(opened, teacher, open_checkpoint(target).shape.contract(256, "float32"), SAMPLE)
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("form", FORMS)
 def test_the_graph_of_every_form_says_what_the_block_says(
     form: str, target: Path, teacher: Any, tmp_path: Path
 ) -> None:
-    found = loaded(dflash_head(tmp_path / "head", target, rank=RANK, **FORMS[form]), target, teacher)
-    contract, head = found.contract, found.module
-    with quiet_libraries():
-        graph, _ = build_graph(head, contract, 256)
-    assert not [name for name in graph.graph.initializers if "markov" in name or "confidence" in name]
-    write_graph(graph, tmp_path / "dspark")
+    found = loaded(dflash_head(tmp_path / "head", target, rank=RANK, **FORMS[form]), target, teacher, TOKENS)
+    path = write(found, tmp_path / "dspark")
+    stored = onnx.load(path, load_external_data=False).graph.initializer
+    assert not [one.name for one in stored if "markov" in one.name or "confidence" in one.name]
     features = torch.randn(len(TOKENS), HIDDEN, generator=torch.Generator().manual_seed(0))
-    path, tokens = tmp_path / "dspark" / "model.onnx", torch.tensor(TOKENS)
-    report, said = check_head(path, contract, head, tokens, features, False)
+    report, said = check(found, path, TOKENS, features)
     assert report["worst_error"] < report["tolerance"] / 10
-    first = head.said(tokens, features, range(1, len(TOKENS)))[:, 0]
+    first = found.module.said(torch.tensor(TOKENS), features, range(1, len(TOKENS)))[:, 0]
     torch.testing.assert_close(said, first, atol=1e-3, rtol=1e-3, msg="what the check returns follows the anchor")
     silent = form == "the anchor is silent"
     assert found.module.masks == Masks(63, 4, repeats=True, first=2 if silent else 1)
@@ -78,19 +52,14 @@ def test_the_graph_of_every_form_says_what_the_block_says(
 def test_the_check_compares_the_hidden_states_that_the_confidence_reads(
     target: Path, teacher: Any, tmp_path: Path
 ) -> None:
-    found = loaded(dflash_head(tmp_path / "head", target, rank=RANK), target, teacher)
-    contract, head = found.contract, found.module
-    with quiet_libraries():
-        write_graph(build_graph(head, contract, 256)[0], tmp_path / "dspark")
-    blocks, logits = DSpark.blocks, head.logits
+    found = loaded(dflash_head(tmp_path / "head", target, rank=RANK), target, teacher, TOKENS)
+    path, blocks, logits = write(found, tmp_path / "dspark"), DSpark.blocks, found.module.logits
     with (
         patch.object(DSpark, "blocks", lambda self, *given: 1.1 * blocks(self, *given)),
         patch.object(DSpark, "logits", lambda self, normed: logits(normed / 1.1)),
         pytest.raises(ExportError, match="hidden states"),
     ):
-        check_head(
-            tmp_path / "dspark" / "model.onnx", contract, head, torch.tensor(TOKENS), torch.randn(50, HIDDEN), False
-        )
+        check(found, path, TOKENS)
 
 
 @torch.no_grad()
@@ -99,7 +68,7 @@ def test_a_place_follows_the_token_before_it_and_its_confidence_reads_that_token
 ) -> None:
     """By hand, with a draft vocabulary."""
     folder = dflash_head(tmp_path / "head", target, rank=RANK, draft_vocab=48, scale=0.3)
-    head, tensors = loaded(folder, target, teacher).module, load_file(folder / "model.safetensors")
+    head, tensors = loaded(folder, target, teacher, TOKENS).module, load_file(folder / "model.safetensors")
     own = tensors["d2t"] + torch.arange(48)
     features = torch.randn(50, HIDDEN, generator=torch.Generator().manual_seed(1))
     anchor = 11
@@ -119,7 +88,7 @@ def test_a_place_follows_the_token_before_it_and_its_confidence_reads_that_token
 
 @torch.no_grad()
 def test_overlap_is_that_of_distributions_that_follow_the_text(target: Path, teacher: Any, tmp_path: Path) -> None:
-    found = loaded(dflash_head(tmp_path / "head", target, "authors", rank=RANK, scale=0.3), target, teacher)
+    found = loaded(dflash_head(tmp_path / "head", target, "authors", rank=RANK, scale=0.3), target, teacher, TOKENS)
     hidden, logits = hidden_states(teacher, torch.tensor([TOKENS]))
     anchors, head, distribution = list(range(1, len(TOKENS) - 5, 8)), found.module, logits[0].softmax(-1)
     states = head.blocks(torch.tensor(TOKENS), found.features(hidden)[0], anchors)
@@ -129,17 +98,6 @@ def test_overlap_is_that_of_distributions_that_follow_the_text(target: Path, tea
         said = head.following(head.logits(states[:, place]), before).softmax(-1)
         each = torch.minimum(distribution[[anchor + place for anchor in anchors]], said).sum()
         assert overlap[place] == pytest.approx(float(each) / len(anchors), abs=1e-5)
-
-
-def change(head: Path, **fields: Any) -> None:
-    config = json.loads((head / "config.json").read_text())
-    (head / "config.json").write_text(json.dumps(config | fields))
-
-
-def without(head: Path, name: str) -> None:
-    tensors = load_file(head / "model.safetensors")
-    tensors.pop(name)
-    save_file(tensors, head / "model.safetensors")
 
 
 REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
@@ -179,7 +137,7 @@ def test_what_is_no_head_of_this_target_is_refused_in_a_sentence(
     head = dflash_head(tmp_path / "head", target, rank=RANK)
     damage(head)
     with pytest.raises(ExportError, match=message):
-        loaded(head, target, teacher)
+        loaded(head, target, teacher, TOKENS)
 
 
 def test_its_tables_are_files_of_the_bundle_and_what_does_not_fit_is_refused(target: Path, tmp_path: Path) -> None:

@@ -3,13 +3,13 @@
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import DynamicCache
 from trt_spec.engines import Bundle, ExportError, PairError
 from trt_spec.export import export_bundle
@@ -20,40 +20,20 @@ from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
 from trt_spec.export.checkpoints.unknown_tokens import UNKNOWN
 from trt_spec.export.checkpoints.vocabulary import read_vocabulary
 from trt_spec.export.kinds import LoadedHead, eagle3, open_head
-from trt_spec.export.kinds.check_head import check_head
 from trt_spec.export.kinds.eagle3 import Eagle3, Wiring, in_words, wired
 from trt_spec.export.kinds.overlap import measured
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.export.pipeline import SAMPLE as SHIPPED_SAMPLE
 from trt_spec.export.tracing.hidden_states import LAST, Features
-from trt_spec.export.writing.graph import build_graph, write_graph
-from trt_spec.export.writing.quiet import quiet_libraries
 from trt_spec.tools.making.kept_bundles import DEMO_DRAFTS, TARGET
 from trt_spec.tools.measuring.pair_fit import examine_pair
 
 from ..kit.heads import eagle3_head
+from ..kit.joining import HIDDEN, VOCAB, change, check, edit, loaded, write
 from ..kit.models import tiny_llama
 
-VOCAB, HIDDEN = 64, 32
 TOKENS = [(7 * i * i + 3 * i) % VOCAB for i in range(60)]
 SAMPLE = Sample(TOKENS, VOCAB)
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_llama(tmp_path_factory.mktemp("target") / "target", initializer_range=0.2, num_hidden_layers=4)
-
-
-@pytest.fixture(scope="module")
-def teacher(target: Path) -> Any:
-    return load_model(open_checkpoint(target), "float32")
-
-
-def loaded(head: Path, target: Path, teacher: Any, dtype: str = "float32") -> LoadedHead:
-    opened = open_head(head)
-    assert opened is not None
-    contract = open_checkpoint(target).shape.contract(256, dtype)
-    return opened.kind.load(opened, teacher, contract, SAMPLE)
 
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -72,15 +52,8 @@ def test_the_graph_of_every_form_computes_what_the_head_does(
     form: str, target: Path, teacher: Any, tmp_path: Path
 ) -> None:
     """Reading ragged rows, the last tokens again, its own states in a line and in a tree."""
-    with quiet_libraries():
-        head = loaded(eagle3_head(tmp_path / "head", target, **FORMS[form]), target, teacher)
-        contract = head.contract
-        graph, _ = build_graph(head.module, contract, 256)
-    write_graph(graph, tmp_path / "eagle3")
-    features = torch.randn(len(TOKENS), HIDDEN, generator=torch.Generator().manual_seed(0))
-    report, said = check_head(
-        tmp_path / "eagle3" / "model.onnx", contract, head.module, torch.tensor(TOKENS), features, False
-    )
+    head = loaded(eagle3_head(tmp_path / "head", target, **FORMS[form]), target, teacher, TOKENS)
+    report, said = check(head, write(head, tmp_path / "eagle3"), TOKENS)
     assert report["worst_error"] < report["tolerance"] / 10
     calls = {"reading", "hidden states", "last tokens again", "line", "tree"}
     assert set(report["errors"]) == calls | ({"masks"} if "mask" in FORMS[form] else set())
@@ -91,8 +64,7 @@ def test_the_graph_of_every_form_computes_what_the_head_does(
     "fault", ["normed", "features late", "sees the first place", "map applied twice", "map left out"]
 )
 def test_the_check_of_a_head_bites(fault: str, target: Path, teacher: Any, tmp_path: Path) -> None:
-    head = loaded(eagle3_head(tmp_path / "head", target, 48), target, teacher)
-    contract = head.contract
+    head = loaded(eagle3_head(tmp_path / "head", target, 48), target, teacher, TOKENS)
     forward, logits = Eagle3.forward, Eagle3.logits
 
     def faulty(self: Eagle3, ids: Any, features: Any, positions: Any, cache: Any) -> Any:
@@ -109,17 +81,15 @@ def test_the_check_of_a_head_bites(fault: str, target: Path, teacher: Any, tmp_p
         return said.index_select(-1, self.places.clamp(max=VOCAB - 1)) if fault == "map applied twice" else said
 
     seen = "trt_spec.export.kinds.slots.after_the_first"
-    everything = (lambda batch, head, query, key: key >= 0) if fault == "sees the first place" else None
-    with quiet_libraries(), patch.object(Eagle3, "forward", faulty), patch.object(Eagle3, "logits", mapped):
-        if everything is None:
-            graph, _ = build_graph(head.module, contract, 256)
-        else:
-            with patch(seen, everything):
-                graph, _ = build_graph(head.module, contract, 256)
-    write_graph(graph, tmp_path / "eagle3")
-    features = torch.randn(len(TOKENS), HIDDEN, generator=torch.Generator().manual_seed(0))
+    everything = patch(seen, lambda batch, head, query, key: key >= 0)
+    with (
+        patch.object(Eagle3, "forward", faulty),
+        patch.object(Eagle3, "logits", mapped),
+        everything if fault == "sees the first place" else nullcontext(),
+    ):
+        graph = write(head, tmp_path / "eagle3")
     with pytest.raises(ExportError, match="eagle3 graph does not compute what its checkpoint computes"):
-        check_head(tmp_path / "eagle3" / "model.onnx", contract, head.module, torch.tensor(TOKENS), features, False)
+        check(head, graph, TOKENS)
 
 
 @pytest.mark.long
@@ -161,7 +131,7 @@ def test_every_way_to_wire_a_head_that_is_left_open_is_measured_and_the_best_is_
     target: Path, teacher: Any, tmp_path: Path
 ) -> None:
     head = eagle3_head(tmp_path / "head", target, form="original", rope_parameters={"rope_theta": 5e5})
-    found = loaded(head, target, teacher)
+    found = loaded(head, target, teacher, TOKENS)
     ways = {
         in_words(Wiring(layers, residual, output, theta))
         for layers in ((0, 1, 2), (1, 2, 3))
@@ -178,7 +148,7 @@ def test_every_way_to_wire_a_head_that_is_left_open_is_measured_and_the_best_is_
 
 def test_what_a_configuration_says_is_not_measured_again(target: Path, teacher: Any, tmp_path: Path) -> None:
     said = {"norm_before_residual": True, "norm_output": False}
-    found = loaded(eagle3_head(tmp_path / "head", target, **said), target, teacher)
+    found = loaded(eagle3_head(tmp_path / "head", target, **said), target, teacher, TOKENS)
     assert {found.module.wiring.norm_before_residual, found.module.wiring.norm_output} == {True, False}
     assert len(found.readings) == 2, "layer ids as they are, or each one more"
 
@@ -191,7 +161,7 @@ def test_a_head_of_the_last_hidden_state_reads_it_behind_its_norm(target: Path, 
         form="original",
         eagle_config={"use_aux_hidden_state": False},
     )
-    found = loaded(head, target, teacher)
+    found = loaded(head, target, teacher, TOKENS)
     assert found.features.layers == (LAST,)
     ids = torch.tensor([TOKENS])
     normed = teacher.model(ids, use_cache=False).last_hidden_state
@@ -203,7 +173,7 @@ def test_overlap_is_that_of_slots_that_see_what_the_runtime_shows_them(
 ) -> None:
     """By hand: each slot alone, after all that the target has read, and the second after the first's own state."""
 
-    found = loaded(eagle3_head(tmp_path / "head", target, scale=0.3), target, teacher)
+    found = loaded(eagle3_head(tmp_path / "head", target, scale=0.3), target, teacher, TOKENS)
     head, wiring = found.module, found.module.wiring
     tokens = TOKENS[:12]
     ids = torch.tensor([tokens])
@@ -225,17 +195,6 @@ def test_overlap_is_that_of_slots_that_see_what_the_runtime_shows_them(
 
 
 # What is refused.
-
-
-def change(head: Path, **fields: Any) -> None:
-    config = json.loads((head / "config.json").read_text())
-    (head / "config.json").write_text(json.dumps(config | fields))
-
-
-def edit(head: Path, change_tensors: Callable[[dict[str, torch.Tensor]], Any]) -> None:
-    tensors = load_file(head / "model.safetensors")
-    change_tensors(tensors)
-    save_file(tensors, head / "model.safetensors")
 
 
 def endless(tensors: dict[str, torch.Tensor]) -> None:
@@ -297,10 +256,10 @@ def test_parallel_eagle_without_its_mask_is_refused(target: Path, teacher: Any, 
     head = eagle3_head(tmp_path / "head", target, 48, mask=63)
     edit(head, lambda each: each.pop("mask_hidden"))
     with pytest.raises(ExportError, match="lacks the tensor mask_hidden"):
-        loaded(head, target, teacher)
+        loaded(head, target, teacher, TOKENS)
     change(head, mask_token_id=None)
     with pytest.raises(ExportError, match="has the mask_token_id None, expected one of its 64 tokens"):
-        loaded(head, target, teacher)
+        loaded(head, target, teacher, TOKENS)
 
 
 @pytest.mark.parametrize("what", REFUSED)
@@ -311,7 +270,7 @@ def test_what_is_no_head_of_this_target_is_refused_in_a_sentence(
     head = eagle3_head(tmp_path / "head", target, 48)
     damage(head)
     with pytest.raises(ExportError, match=message):
-        loaded(head, target, teacher)
+        loaded(head, target, teacher, TOKENS)
 
 
 def test_pickles_two_heads_of_a_kind_and_nothing_else_of_a_refused_export(target: Path, tmp_path: Path) -> None:

@@ -18,22 +18,19 @@ from trt_spec.export import export_bundle
 from trt_spec.export.checking.oracle import hidden_states
 from trt_spec.export.checking.quality import Sample
 from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
-from trt_spec.export.kinds import LoadedHead, open_head, open_look_aheads
-from trt_spec.export.kinds.check_head import check_head
+from trt_spec.export.kinds import open_head, open_look_aheads
 from trt_spec.export.kinds.mtp import NORMED, PLAIN
 from trt_spec.export.kinds.overlap import measured
 from trt_spec.export.passes.quantise import Quantisation
-from trt_spec.export.writing.graph import build_graph, write_graph
-from trt_spec.export.writing.quiet import quiet_libraries
 from trt_spec.runtime import Decoder, SamplingParams
 
 from ..kit.families import tiny_checkpoint
 from ..kit.heads import mtp_head, with_mtp_layer, with_mtp_of_qwen
+from ..kit.joining import VOCAB, change, check, edit, loaded, write
 from ..kit.models import tiny_llama
 from ..kit.quantised_models import KINDS, quantise
 from ..kit.whole_models import whole_of
 
-VOCAB, HIDDEN = 64, 32
 TOKENS = [(7 * i * i + 3 * i) % VOCAB for i in range(60)]
 SAMPLE = Sample(TOKENS, VOCAB)
 OTHERS = ("qwen3_5_moe_text", "qwen3_next")  # than the dense one
@@ -45,35 +42,9 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_llama(tmp_path_factory.mktemp("target") / "target", initializer_range=0.2)
-
-
-@pytest.fixture(scope="module")
-def teacher(target: Path) -> Any:
-    return load_model(open_checkpoint(target), "float32")
-
-
-@pytest.fixture(scope="module")
 def glm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target with such a layer behind its own two."""
     return with_mtp_layer(tiny_checkpoint("glm4_moe", tmp_path_factory.mktemp("glm") / "glm"))
-
-
-def loaded(head: Path, target: Path, teacher: Any) -> LoadedHead:
-    opened = open_head(head, target)
-    assert opened is not None
-    assert opened.kind.name == "mtp"
-    return opened.kind.load(opened, teacher, open_checkpoint(target).shape.contract(256, "float32"), SAMPLE)
-
-
-def written(head: LoadedHead, target: Path, folder: Path) -> tuple[dict[str, Any], torch.Tensor]:
-    contract = head.contract
-    with quiet_libraries():
-        graph, _ = build_graph(head.module, contract, 256)
-    write_graph(graph, folder / "mtp")
-    features = torch.randn(len(TOKENS), HIDDEN, generator=torch.Generator().manual_seed(0))
-    return check_head(folder / "mtp" / "model.onnx", contract, head.module, torch.tensor(TOKENS), features, False)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -81,8 +52,8 @@ def test_the_graph_of_every_form_computes_what_the_layer_does(
     form: str, target: Path, teacher: Any, tmp_path: Path
 ) -> None:
     """Reading ragged rows, the last tokens again, its own states in a line and in a tree."""
-    head = loaded(mtp_head(tmp_path / "head", target, **FORMS[form]), target, teacher)
-    report, said = written(head, target, tmp_path)
+    head = loaded(mtp_head(tmp_path / "head", target, **FORMS[form]), target, teacher, TOKENS)
+    report, said = check(head, write(head, tmp_path / "mtp"), TOKENS)
     assert report["worst_error"] < report["tolerance"] / 10
     assert set(report["errors"]) == {"reading", "hidden states", "last tokens again", "line", "tree"}
     assert said.shape == (len(TOKENS) - 1, VOCAB)
@@ -92,8 +63,8 @@ def test_the_graph_of_every_form_computes_what_the_layer_does(
 def test_a_head_has_one_table_where_its_target_has_one(tmp_path: Path) -> None:
     target = tiny_llama(tmp_path / "target", initializer_range=0.2, tie_word_embeddings=True)
     teacher = load_model(open_checkpoint(target), "float32")
-    head = loaded(mtp_head(tmp_path / "head", target), target, teacher)
-    report, _ = written(head, target, tmp_path)
+    head = loaded(mtp_head(tmp_path / "head", target), target, teacher, TOKENS)
+    report, _ = check(head, write(head, tmp_path / "mtp"), TOKENS)
     assert report["worst_error"] < report["tolerance"] / 10
     graph = onnx.load(tmp_path / "mtp" / "model.onnx", load_external_data=False).graph
     stored = [one.name for one in graph.initializer if one.name.startswith(("embed_tokens.", "lm_head."))]
@@ -101,7 +72,9 @@ def test_a_head_has_one_table_where_its_target_has_one(tmp_path: Path) -> None:
 
 
 def test_names_of_others_are_told_apart(target: Path, teacher: Any, tmp_path: Path) -> None:
-    one, other = (loaded(mtp_head(tmp_path / form, target, form), target, teacher) for form in ("speculators", "qwen"))
+    one, other = (
+        loaded(mtp_head(tmp_path / form, target, form), target, teacher, TOKENS) for form in ("speculators", "qwen")
+    )
     for name, weight in one.module.state_dict().items():
         torch.testing.assert_close(weight, other.module.state_dict()[name], msg=name)
 
@@ -131,7 +104,7 @@ def test_a_draft_of_the_hub_is_brought_before_it_is_known_by_its_tensors(
 
 
 def test_what_is_read_behind_its_own_states_is_decided_by_overlap(target: Path, teacher: Any, tmp_path: Path) -> None:
-    head = loaded(mtp_head(tmp_path / "head", target, "qwen", scale=0.4), target, teacher)
+    head = loaded(mtp_head(tmp_path / "head", target, "qwen", scale=0.4), target, teacher, TOKENS)
     assert len(head.notes) >= 2
     assert head.module.norm_output == (sum(head.readings[NORMED]) >= sum(head.readings[PLAIN]))
     found = {}
@@ -146,8 +119,8 @@ def test_what_is_read_behind_its_own_states_is_decided_by_overlap(target: Path, 
 @torch.no_grad()
 def test_a_layer_in_its_targets_checkpoint_says_what_transformers_says(glm: Path, tmp_path: Path) -> None:
     teacher = load_model(open_checkpoint(glm), "float32")
-    head = loaded(glm, glm, teacher)
-    report, _ = written(head, glm, tmp_path)
+    head = loaded(glm, glm, teacher, TOKENS)
+    report, _ = check(head, write(head, tmp_path / "mtp"), TOKENS)
     assert report["worst_error"] < report["tolerance"] / 10
     theirs = AutoModelForCausalLM.from_pretrained(glm, dtype=torch.float32).eval()
     theirs._keys_to_ignore_on_load_unexpected = [r"layers\.2\."]
@@ -218,7 +191,7 @@ def qwen(kind: str, path: Path, fused: bool = False, **settings: Any) -> Path:
 def test_a_layer_of_qwens_is_what_its_authors_describe(kind: str, tmp_path: Path) -> None:
     target = qwen(kind, tmp_path / "target")
     teacher = load_model(open_checkpoint(target), "float32")
-    head = loaded(target, target, teacher)
+    head = loaded(target, target, teacher, TOKENS)
     ids = torch.tensor([TOKENS])
     features = head.features(hidden_states(teacher, ids)[0])[:, :-1]
     [said] = head.module.unrolled(ids[:, 1:], features, 1)
@@ -230,7 +203,7 @@ def test_a_layer_of_qwens_is_what_its_authors_describe(kind: str, tmp_path: Path
 
 def test_experts_of_a_layer_of_qwens_may_lie_in_one_tensor(tmp_path: Path) -> None:
     one, other = (qwen("qwen3_5_moe_text", tmp_path / str(fused), fused) for fused in (False, True))
-    apart, fused = (loaded(each, each, load_model(open_checkpoint(each), "float32")) for each in (one, other))
+    apart, fused = (loaded(each, each, load_model(open_checkpoint(each), "float32"), TOKENS) for each in (one, other))
     for name, weight in apart.module.state_dict().items():
         torch.testing.assert_close(weight, fused.module.state_dict()[name], msg=name)
 
@@ -241,7 +214,7 @@ def test_the_layer_of_a_checkpoint_that_reads_more_is_that_of_its_text_model(kin
     plain = load_model(open_checkpoint(tmp_path / "target"), "float32").state_dict()
     target = with_mtp_of_qwen(tmp_path / "target", mtp_num_hidden_layers=1)
     teacher, raw = load_model(open_checkpoint(target), "float32"), load_file(target / "model.safetensors")
-    head = loaded(target, target, teacher)
+    head = loaded(target, target, teacher, TOKENS)
     assert all(torch.equal(weight, plain[name]) for name, weight in teacher.state_dict().items())
     for name, theirs in (("eh_proj", "fc"), ("mtp_block.self_attn.q_norm", "layers.0.self_attn.q_norm")):
         assert torch.equal(head.module.state_dict()[f"layer.{name}.weight"], raw[f"mtp.{theirs}.weight"])
@@ -249,7 +222,7 @@ def test_the_layer_of_a_checkpoint_that_reads_more_is_that_of_its_text_model(kin
 
 def test_a_target_whose_last_layer_is_recurrent_has_a_layer_with_the_norms_of_the_others(tmp_path: Path) -> None:
     target = qwen("qwen3_5_text", tmp_path / "target", layer_types=["full_attention", "linear_attention"])
-    head = loaded(target, target, teacher := load_model(open_checkpoint(target), "float32"))
+    head = loaded(target, target, teacher := load_model(open_checkpoint(target), "float32"), TOKENS)
     assert type(head.module.layer.enorm) is type(head.module.layer.post_norm) is type(teacher.get_decoder().norm)
 
 
@@ -309,7 +282,7 @@ def test_a_layer_in_a_quantised_checkpoint_is_that_of_the_dequantised_one(kind: 
     path = make(kind, tmp_path / "target")
     plain = shutil.copytree(path, tmp_path / "plain")
     save_file(quantise(KINDS[name], path), plain / "model.safetensors", metadata={"format": "pt"})
-    read, meant = (loaded(each, each, load_model(open_checkpoint(each), "float32")) for each in (path, plain))
+    read, meant = (loaded(each, each, load_model(open_checkpoint(each), "float32"), TOKENS) for each in (path, plain))
     for tensor, weight in meant.module.state_dict().items():
         torch.testing.assert_close(read.module.state_dict()[tensor], weight, rtol=1e-6, atol=1e-7, msg=tensor)
     assert read.readings == meant.readings
@@ -323,17 +296,6 @@ def test_the_layer_changes_nothing_of_its_target(glm: Path, tmp_path: Path) -> N
 
 
 # What is refused.
-
-
-def change(head: Path, **fields: Any) -> None:
-    config = json.loads((head / "config.json").read_text())
-    (head / "config.json").write_text(json.dumps(config | fields))
-
-
-def edit(head: Path, change_tensors: Callable[[dict[str, torch.Tensor]], Any]) -> None:
-    tensors = load_file(head / "model.safetensors")
-    change_tensors(tensors)
-    save_file(tensors, head / "model.safetensors", metadata={"format": "pt"})
 
 
 REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
@@ -365,7 +327,7 @@ def test_what_is_no_layer_for_this_target_is_refused_in_a_sentence(
     head = mtp_head(tmp_path / "head", target)
     damage(head)
     with pytest.raises(ExportError, match=message):
-        loaded(head, target, teacher)
+        loaded(head, target, teacher, TOKENS)
 
 
 SCALES = "model.layers.2.eh_proj.weight_scale_inv"
@@ -400,7 +362,7 @@ def test_a_target_whose_layer_cannot_be_read_is_refused_in_a_sentence(what: str,
     teacher = load_model(open_checkpoint(target), "float32")
     damage(target)
     with pytest.raises(ExportError, match=message):
-        loaded(target, target, teacher)
+        loaded(target, target, teacher, TOKENS)
 
 
 OF_QWEN: dict[str, tuple[Callable[[Path], Any], str]] = {
@@ -427,7 +389,7 @@ def test_a_layer_of_qwens_that_cannot_be_read_is_refused_in_a_sentence(what: str
     teacher = load_model(open_checkpoint(target), "float32")
     damage(target)
     with pytest.raises(ExportError, match=message):
-        loaded(target, target, teacher)
+        loaded(target, target, teacher, TOKENS)
 
 
 def test_a_target_without_such_a_layer_drafts_for_itself_as_a_model(target: Path) -> None:

@@ -8,24 +8,20 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from trt_spec.engines import ExportError
 from trt_spec.export.checking.oracle import hidden_states
 from trt_spec.export.checking.quality import Sample
 from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
 from trt_spec.export.checkpoints.vocabulary import read_vocabulary
-from trt_spec.export.kinds import check_head, open_head
-from trt_spec.export.kinds.heads import LoadedHead
+from trt_spec.export.kinds import open_head
 from trt_spec.export.kinds.parallel import ParallelHeads
 from trt_spec.export.pipeline import SAMPLE as SHIPPED_SAMPLE
-from trt_spec.export.writing.graph import build_graph, write_graph
-from trt_spec.export.writing.quiet import quiet_libraries
 from trt_spec.tools.making.kept_bundles import DEMO_DRAFTS, TARGET
 
 from ..kit.heads import parallel_heads
-from ..kit.models import tiny_llama
+from ..kit.joining import VOCAB, check, edit, loaded, write
 
-VOCAB = 64
 TOKENS = [(7 * i * i + 3 * i) % VOCAB for i in range(40)]
 FORMS: dict[str, dict[str, Any]] = {
     "Medusa of its authors": {"kind": "medusa"},
@@ -33,23 +29,6 @@ FORMS: dict[str, dict[str, Any]] = {
     "Medusa that shares the projection": {"kind": "medusa", "own_projections": False},
     "blockwise": {"kind": "blockwise", "count": 4},
 }
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_llama(tmp_path_factory.mktemp("target") / "target", initializer_range=0.2)
-
-
-@pytest.fixture(scope="module")
-def teacher(target: Path) -> Any:
-    return load_model(open_checkpoint(target), "float32")
-
-
-def loaded(head: Path, target: Path, teacher: Any) -> LoadedHead:
-    opened = open_head(head)
-    assert opened is not None
-    contract = open_checkpoint(target).shape.contract(256, "float32")
-    return opened.kind.load(opened, teacher, contract, Sample(TOKENS, VOCAB))
 
 
 def by_hand(head: Path, teacher: Any, hidden: torch.Tensor) -> torch.Tensor:
@@ -78,23 +57,16 @@ def test_the_graph_of_every_form_says_what_the_tensors_say(
     form: str, target: Path, teacher: Any, tmp_path: Path
 ) -> None:
     folder = parallel_heads(tmp_path / "head", target, **FORMS[form])
-    head = loaded(folder, target, teacher)
+    head = loaded(folder, target, teacher, TOKENS)
     hidden = hidden_states(teacher, torch.tensor([TOKENS]))[0]
     features = head.features(hidden)[0]
     torch.testing.assert_close(features, hidden[-1][0], msg="the last hidden state, behind its norm")
     torch.testing.assert_close(head.module(features)[1], by_hand(folder, teacher, features))
-    contract = head.contract
-    with quiet_libraries():
-        graph, _ = build_graph(head.module, contract, 256)
-    kind = FORMS[form]["kind"]
-    write_graph(graph, tmp_path / kind)
-    report, said = check_head(
-        tmp_path / kind / "model.onnx", contract, head.module, torch.tensor(TOKENS), features, False
-    )
+    report, said = check(head, write(head, tmp_path / "heads"), TOKENS, features)
     assert report["worst_error"] < report["tolerance"] / 10
     torch.testing.assert_close(said, by_hand(folder, teacher, features)[:-1, 0], atol=1e-4, rtol=0)
     distribution = teacher(torch.tensor([TOKENS])).logits[0].softmax(-1)
-    count = len(head.readings[f"{contract.layers} heads"])
+    count = len(head.readings[f"{head.contract.layers} heads"])
     places = len(TOKENS) - count
     overlap = [
         float(
@@ -108,26 +80,17 @@ def test_the_graph_of_every_form_says_what_the_tensors_say(
 
 @pytest.mark.parametrize("kind", ["medusa", "blockwise"])
 def test_the_check_of_heads_bites(kind: str, target: Path, teacher: Any, tmp_path: Path) -> None:
-    head = loaded(parallel_heads(tmp_path / "head", target, kind), target, teacher)
-    contract = head.contract
+    head = loaded(parallel_heads(tmp_path / "head", target, kind), target, teacher, TOKENS)
     forward = ParallelHeads.forward
 
     def mixed_up(self: ParallelHeads, hidden: torch.Tensor) -> Any:
         states, logits = forward(self, hidden)
         return states, logits.flip(1)
 
-    with quiet_libraries(), patch.object(ParallelHeads, "forward", mixed_up):
-        graph, _ = build_graph(head.module, contract, 256)
-    write_graph(graph, tmp_path / kind)
-    features = torch.randn(len(TOKENS), 32)
+    with patch.object(ParallelHeads, "forward", mixed_up):
+        graph = write(head, tmp_path / kind)
     with pytest.raises(ExportError, match=f"the {kind} graph does not compute"):
-        check_head(tmp_path / kind / "model.onnx", contract, head.module, torch.tensor(TOKENS), features, False)
-
-
-def edit(head: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
-    tensors = load_file(head / "model.safetensors")
-    change(tensors)
-    save_file(tensors, head / "model.safetensors")
+        check(head, graph, TOKENS)
 
 
 REFUSED: dict[str, tuple[Callable[[dict[str, torch.Tensor]], Any], str]] = {
@@ -150,14 +113,14 @@ def test_what_are_no_heads_of_this_target_is_refused(what: str, target: Path, te
     head = parallel_heads(tmp_path / "head", target, "medusa")
     edit(head, change)
     with pytest.raises(ExportError, match=message):
-        loaded(head, target, teacher)
+        loaded(head, target, teacher, TOKENS)
 
 
 def test_an_unknown_field_is_refused(target: Path, teacher: Any, tmp_path: Path) -> None:
     head = parallel_heads(tmp_path / "head", target, "medusa", medusa_gate=True)
     assert json.loads((head / "config.json").read_text())["medusa_gate"]
     with pytest.raises(ExportError, match="has the field 'medusa_gate'"):
-        loaded(head, target, teacher)
+        loaded(head, target, teacher, TOKENS)
 
 
 @pytest.mark.parametrize(("kind", "least"), [("medusa", 0.3), ("blockwise", 0.35)])

@@ -15,7 +15,9 @@ from trt_spec.export.checkpoints.checkpoint import open_checkpoint
 from trt_spec.export.families.shape import WEIGHTLESS
 from trt_spec.export.tracing import recurrent
 from trt_spec.export.tracing.cache import Places
-from trt_spec.export.tracing.recurrent import Entries, RecurrentCache, layers_in
+from trt_spec.export.tracing.entries import Entries
+from trt_spec.export.tracing.recurrent import RecurrentCache
+from trt_spec.export.tracing.recurrent_layers import layers_in
 
 from ..kit.families import tiny_checkpoint
 from ..kit.hybrids import some_prompts, tiny_hybrid

@@ -60,11 +60,11 @@ def memory_for(entries: int) -> Iterator[list[int]]:
     """No buffers hold more entries than so many; the refused sizes."""
     allocate, refused = KVCache._allocate, []
 
-    def limited(self, rows: int, tokens: int, *how: object):
+    def limited(self, rows: int, tokens: int):
         if rows * tokens > entries:
             refused.append(rows * tokens)
             raise CacheFull("no memory for a cache: the test allows no more")
-        return allocate(self, rows, tokens, *how)
+        return allocate(self, rows, tokens)
 
     with patch.object(KVCache, "_allocate", limited):
         yield refused

@@ -21,7 +21,7 @@ def look_up(*contexts: list[int], k: int = 3, copy: int = 0, sources: Sequence[l
     params = [SamplingParams()] * len(contexts)
     rows = make_rows(params, 100, contexts)
     for row, source in enumerate(sources):
-        rows.stand_behind(row, contexts[row][:1], source)
+        rows.note_source(row, contexts[row][:1], source)
     span = max(map(len, contexts))
     copied, found = copy_by_lookup(rows, make_plan(params, k), span, copy + 1)[copy]
     return [tokens if one else [] for tokens, one in zip(copied.tolist(), found.tolist(), strict=True)]

@@ -1,15 +1,22 @@
-"""Torch traces a model for seconds, and the same for all weights: here once in a process for each configuration."""
+"""Torch traces a model for seconds, and the same for all weights: here once in a process for each configuration.
 
-from collections.abc import Mapping
+Its table of translations to ONNX, which takes most of a second, is made once as well.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
 import onnx_ir as ir
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 from trt_spec.engines import CALL, SOURCE, Contract, EncoderContract
 from trt_spec.export.tracing.hidden_states import Features
 from trt_spec.export.writing import graph as graphs
 
 TRACE = graphs.trace
+TABLE = staticmethod(cache(ONNXRegistry.from_torchlib))
 kept: dict[str, ir.Model] = {}
 
 
@@ -36,9 +43,11 @@ def traced_once(
     return graph
 
 
-def sharing_traces() -> Any:
+@contextmanager
+def sharing_traces() -> Iterator[None]:
     """Until the block ends, exports take the trace of an earlier one where they can.
 
     For claims of what is made of a trace, not for those of tracing itself.
     """
-    return patch.object(graphs, "trace", traced_once)
+    with patch.object(graphs, "trace", traced_once), patch.object(ONNXRegistry, "from_torchlib", TABLE):
+        yield

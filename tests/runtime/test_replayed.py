@@ -18,7 +18,7 @@ from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.round import round as round_module
 from trt_spec.runtime.round.result import RowResult
 from trt_spec.runtime.scheduling import capture, seating
-from trt_spec.runtime.scheduling.frames import Frames
+from trt_spec.runtime.scheduling.capture import Frames
 from trt_spec.runtime.state.plan import Plan
 from trt_spec.runtime.state.rows import STRETCH, Rows
 from trt_spec.runtime.state.verdict import best_of

@@ -14,8 +14,7 @@ from trt_spec.engines.onnxruntime import OnnxRuntimeEngine
 from trt_spec.runtime import Decoder, EntropyRule, Output, RequestError, SamplingParams, Speculation
 from trt_spec.runtime.drafters import DRAFTERS
 from trt_spec.runtime.scheduling import capture
-from trt_spec.runtime.state.most import MOST_LINES
-from trt_spec.runtime.state.shapes import read_shape
+from trt_spec.runtime.state.shapes import MOST_LINES, read_shape
 from trt_spec.runtime.state.tree import Tree
 from trt_spec.tools.prompts.shipped import bench_prompts
 

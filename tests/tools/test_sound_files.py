@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from trt_spec.engines import RequestError
-from trt_spec.tools.sound_files import MOST_PHASES, at_rate, read_sound, sound_of
+from trt_spec.tools.sound_files import MOST_PHASES, at_our_rate, read_sound, sound_of
 
 from ..kit.sounds import RATE, tone, wav
 
@@ -31,7 +31,7 @@ def test_wav_files_of_any_width_and_rate_are_the_same_tone(
 
 def test_what_a_lower_rate_cannot_hold_is_left_out() -> None:
     high = torch.from_numpy(tone(48_000, hertz=12_000.0)).float()
-    assert float(at_rate(high, 48_000)[400:-400].abs().max()) < 5e-3
+    assert float(at_our_rate(high, 48_000)[400:-400].abs().max()) < 5e-3
 
 
 def test_other_formats_are_read_by_ffmpeg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("rate", [11_025, 11_127, 15_999, 44_101])
 def test_odd_rates_take_little_memory_and_are_the_same_tone(rate: int) -> None:
-    found = at_rate(torch.from_numpy(tone(rate)).float(), rate)
+    found = at_our_rate(torch.from_numpy(tone(rate)).float(), rate)
     assert abs(len(found) - RATE // 2) <= 1
     inner = slice(400, 7600)
     assert float((found[inner] - torch.from_numpy(tone(RATE)).float()[inner]).abs().max()) < 5e-2

@@ -13,8 +13,7 @@ from ...runtime import Decoder, EntropyRule, SamplingParams
 from ...runtime.acceptance.filters import FILTERS
 from ...runtime.drafters import DRAFTERS
 from ...runtime.state.asked import AUTO, BESIDE, MIXED, DraftLength
-from ...runtime.state.most import MOST_LINES
-from ...runtime.state.shapes import Shape, comb, regular, tree
+from ...runtime.state.shapes import MOST_LINES, Shape, comb, regular, tree
 from ..example_sources import SourcedDecoder
 from ..prompts.shipped import PYTHON_PROMPTS
 

@@ -13,8 +13,7 @@ from ...runtime.drafters import DRAFTERS
 from ...runtime.lengths.costs import Costs, machine_name, model_identities
 from ...runtime.requests.prompts import Prompt
 from ...runtime.scheduling.engine_choice import AUTO_ENGINE, save_choice
-from ...runtime.state.most import MOST_CHILDREN
-from ...runtime.state.shapes import Shape, comb, tree
+from ...runtime.state.shapes import MOST_CHILDREN, Shape, comb, tree
 from ..console import progress, say, table
 from ..example_sources import SourcedDecoder
 from ..flags.draft_lengths import fixed_lengths
@@ -223,7 +222,7 @@ def _costs_beside(grid: Grid, shapes: ShapeGrid, batches: tuple[int, ...]) -> di
 
     def accepted(drafter: str, shape: Shape) -> float:
         seen = total(one for batch in batches for one in shapes[drafter, batch, shape].speculation)
-        return seen.stood_beside or 0.0
+        return seen.accepted_beside or 0.0
 
     return {
         "beside": tuple(shape.beyond if shape.leaves else str(shape) for shape in each),

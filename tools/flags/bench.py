@@ -14,8 +14,7 @@ from pathlib import Path
 
 from ...engines import Bundle, RequestError
 from ...runtime.requests.bounds import refuse_long
-from ...runtime.state.asked import AUTO, DEFAULT_DRAFT_LENGTH, DRAFTER_NAMES, MIXED, NONE
-from ...runtime.state.usual import usual_drafter
+from ...runtime.state.asked import AUTO, DEFAULT_DRAFT_LENGTH, DRAFTER_NAMES, MIXED, NONE, usual_drafter
 from ..drawable import require_drawable, require_matplotlib
 from ..whole_file import refuse_unfit
 from .compared import CHECKPOINT_FLAGS, OPENVINO_FLAGS, PEERS, compared_folders

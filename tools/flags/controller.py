@@ -18,9 +18,8 @@ from ...runtime.state.asked import (
     refuse_length_of_mixed,
 )
 from ...runtime.state.asked import ENTROPY_HELP as HELP
-from ...runtime.state.most import MOST_BRANCHES
 from ...runtime.state.needs import lack
-from ...runtime.state.shapes import read_shape, refuse_large
+from ...runtime.state.shapes import MOST_BRANCHES, read_shape, refuse_large
 from .engine import engine_name
 from .groups import ADVANCED, SPECULATION, group
 from .sampling import FORMS, flag

@@ -21,7 +21,7 @@ class Filter:
     fields: ClassVar[Mapping[str, str]] = {}  # the parameters it reads, each with its help
     reads_proposals: ClassVar[bool] = False  # whether it depends on the tokens of the same round
     reads_trees: ClassVar[bool] = False  # if so, whether it knows that they may be a tree; else a request has one line
-    reported: ClassVar[bool] = False  # whether rows that need it tell log-probs of what it and filters before it leave
+    reported: ClassVar[bool] = False  # whether its rows report log-probs of what it and filters before it leave
     on_host: ClassVar[bool] = False  # whether it works on the host in a round, which can then not be recorded
 
     def check(self, params: ParameterFields) -> None:
@@ -41,7 +41,7 @@ class Filter:
         """Fill a row for a request that begins in it."""
 
     def commit(self, columns: Columns, tokens: Tensor, accepted: Tensor) -> None:
-        """Take note of a round: `tokens` [A, K+1] stand up to and including index `accepted` [A]."""
+        """Take note of a round: `tokens` [A, K+1] are committed up to and including index `accepted` [A]."""
 
 
 class Change(Filter):

@@ -1,4 +1,4 @@
-"""Keep Whisper to its rules: some tokens begin no text, and times between the pieces of a text never fall."""
+"""Keep Whisper to its rules: some tokens begin no text, and times between the pieces of a text never decrease."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ class SpeechRules:
     """The rules of a text that was heard, for the parameter `extra["speech"]`."""
 
     begin_unsaid: tuple[int, ...] = ()  # tokens that may not be the first
-    timed: bool = False  # times stand before and behind each piece of text
+    timed: bool = False  # each piece of text has a time before and after it
     end: int = 0  # the token that ends the text
     silent: int = 0  # the token that says that there are no times
-    first_time: int = 0  # the time 0; all tokens behind it are later times
+    first_time: int = 0  # the time 0; all tokens after it are later times
     latest_first: int | None = None  # the highest number of a time that a text may begin with
 
 
@@ -81,7 +81,7 @@ class Speech(Change):
         tokens = torch.arange(scores.shape[2], device=scores.device)
         said, before, last, time = at_each_position(own, proposed, scores.shape[1])
         at_begin, before, last = said == 0, before >= own.first, last >= own.first
-        in_pair = last & ~before & ~at_begin  # behind the end of a piece the next one begins
+        in_pair = last & ~before & ~at_begin  # after the end of a piece the next one begins
         is_time = tokens >= own.first[:, :, None]  # [A, 1, V]
         lowest = torch.where(in_pair, time, time + 1)
         unsaid = is_time & ((tokens < lowest[:, :, None]) | (last & before & ~at_begin)[:, :, None])
@@ -100,8 +100,8 @@ class Speech(Change):
         own = Numbers(*columns["speech"].unbind(1))  # views
         said = torch.cat([own.before[:, None], own.last[:, None], tokens], 1)
         before, last = said.gather(1, accepted[:, None] + torch.arange(1, 3, device=tokens.device)).unbind(1)
-        stands = torch.arange(tokens.shape[1], device=tokens.device) <= accepted[:, None]
-        times = tokens.masked_fill(~stands | (tokens < own.first[:, None]), -1)
+        committed = torch.arange(tokens.shape[1], device=tokens.device) <= accepted[:, None]
+        times = tokens.masked_fill(~committed | (tokens < own.first[:, None]), -1)
         own.time.copy_(torch.maximum(own.time, times.amax(1)))
         own.said.add_(accepted).add_(1)
         own.before.copy_(before)

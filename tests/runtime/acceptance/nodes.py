@@ -12,10 +12,9 @@ from trt_spec.runtime import SamplingParams
 from trt_spec.runtime.acceptance import accept as accepting
 from trt_spec.runtime.acceptance.seat import admit, make_rows
 from trt_spec.runtime.state.line import Line
-from trt_spec.runtime.state.most import LINE
 from trt_spec.runtime.state.plan import Level
 from trt_spec.runtime.state.proposal import Exam, Noise, Proposal
-from trt_spec.runtime.state.shapes import Shape, comb, line, read_shape
+from trt_spec.runtime.state.shapes import LINE, Shape, comb, line, read_shape
 from trt_spec.runtime.state.tree import Tree
 from trt_spec.runtime.state.verdict import Verdict
 

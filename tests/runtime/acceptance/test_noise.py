@@ -12,10 +12,10 @@ from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.scheduling import reading, scheduler
 from trt_spec.runtime.scheduling.occupants import refresh_uniforms
 from trt_spec.runtime.state import noise
-from trt_spec.runtime.state.most import LINE
 from trt_spec.runtime.state.noise import gumbel, gumbels, philox, uniform, uniforms
 from trt_spec.runtime.state.plan import Plan
 from trt_spec.runtime.state.rows import Rows
+from trt_spec.runtime.state.shapes import LINE
 
 from ...kit.bundles import Pair
 

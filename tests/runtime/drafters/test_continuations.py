@@ -14,8 +14,8 @@ from torch import Tensor
 from trt_spec.runtime import Decoder, SamplingParams, Speculation
 from trt_spec.runtime.drafters.suffix import PER_MATCHED_TOKEN
 from trt_spec.runtime.drafters.suffix_automaton import MATCHES, SuffixAutomaton
-from trt_spec.runtime.state.most import MOST_LINES
 from trt_spec.runtime.state.proposal import Proposal
+from trt_spec.runtime.state.shapes import MOST_LINES
 from trt_spec.tools.prompts.shipped import bench_prompts
 
 from ...kit.bundles import Pair

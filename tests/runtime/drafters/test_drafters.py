@@ -85,7 +85,7 @@ def test_a_copy_beyond_the_last_match_is_of_tokens_beside_a_longer_source():
     params = [SamplingParams()] * 2
     rows = make_rows(params, 100, [[1], [1]])
     for row, source in enumerate([[5], [6, 7, 8, 6, 7, 8]]):
-        rows.stand_behind(row, [1], source)
+        rows.note_source(row, [1], source)
     for tokens, _ in copy_by_lookup(rows, make_plan(params, 4), 8, copies=4):
         assert tokens.min() >= 0
 
@@ -93,11 +93,11 @@ def test_a_copy_beyond_the_last_match_is_of_tokens_beside_a_longer_source():
 def test_the_source_of_a_row_moves_and_swaps_with_it_and_makes_room_for_a_longer_one():
     rows = make_rows([SamplingParams()] * 3, 100)
     for row, source in enumerate([[5], [6, 7, 8], [9, 9]]):
-        rows.stand_behind(row, [1, 2], source)
+        rows.note_source(row, [1, 2], source)
     assert rows.source.tolist() == [[-1, -1, 1, 2, 5], [1, 2, 6, 7, 8], [-1, 1, 2, 9, 9]]
     rows.move(2, 0)
     rows.swap(0, 1)
-    rows.stand_behind(2, [1, 2], [3])
+    rows.note_source(2, [1, 2], [3])
     assert rows.source.tolist() == [[1, 2, 6, 7, 8], [-1, 1, 2, 9, 9], [-1, -1, 1, 2, 3]]
 
 

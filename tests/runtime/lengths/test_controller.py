@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from trt_spec.runtime import Decoder, Request, SamplingParams
 from trt_spec.runtime.lengths.chooser import Chooser, Pause
-from trt_spec.runtime.lengths.controller import KEPT_ROUNDS, Behind, ByCosts, Controller
+from trt_spec.runtime.lengths.controller import KEPT_ROUNDS, ByCosts, Controller, Unread
 from trt_spec.runtime.lengths.costs import Costs, smoothed
 from trt_spec.runtime.lengths.estimate import Estimate, expected_tokens
 from trt_spec.runtime.requests.metrics import Beside, Outcome
@@ -38,8 +38,8 @@ def agreeing(share: float, until: int = 10**9, then: float = 0.0):
     return draft
 
 
-def caught_up(row: int) -> Behind:
-    return Behind(0, 100)
+def caught_up(row: int) -> Unread:
+    return Unread(0, 100)
 
 
 def count(controller: Controller, live: Sequence[Chooser]) -> None:
@@ -333,8 +333,8 @@ class Decoding:
     at: int = 0
 
     @property
-    def behind(self) -> Behind:
-        return Behind(self.unread, len(self.right) - self.at)
+    def behind(self) -> Unread:
+        return Unread(self.unread, len(self.right) - self.at)
 
     def go_on(self, k: int) -> int:
         """Take a round of K proposals; return how many of them stood."""
@@ -398,7 +398,7 @@ def test_a_draft_reads_a_long_prompt_only_if_enough_is_left_to_write():
     def first_length(unread: int, remaining: int) -> int:
         controller = Controller(costs, 8)
         chooser = controller.begin(["model"])
-        controller.choose([chooser], lambda row: Behind(unread, remaining))
+        controller.choose([chooser], lambda row: Unread(unread, remaining))
         return chooser.wanted.length
 
     assert first_length(0, 4) == first_length(20, 400) == first_length(500, 400) > 0
@@ -411,7 +411,7 @@ def test_a_trial_waits_until_its_price_is_small_beside_the_rounds_before_it():
     controller = Controller(table(batches=(1,), acceptance=0.1, reading_ms={"model": (2.0, 0.0)}), 8)
     chooser, asked = controller.begin(["model"]), []
     for at in range(1500):
-        controller.choose([chooser], lambda row: Behind(1, 400))
+        controller.choose([chooser], lambda row: Unread(1, 400))
         wanted = chooser.wanted
         count(controller, [chooser])
         chooser.observe(wanted.drafter, Outcome(wanted.length, 0, 1), ())
@@ -446,7 +446,7 @@ def test_what_there_is_to_read_has_its_price_beside_wide_rows_of_a_fixed_length_
     def chosen(unread: int, pinned: int) -> int:
         controller = Controller(costs, 16)
         free = [controller.begin(["model"]) for _ in range(7)]
-        controller.choose([*free, Chooser(Share.of(line(pinned), "model"))], lambda row: Behind(unread, 400))
+        controller.choose([*free, Chooser(Share.of(line(pinned), "model"))], lambda row: Unread(unread, 400))
         return free[0].wanted.length
 
     assert chosen(0, pinned=0) == 0
@@ -505,7 +505,7 @@ def test_a_trial_goes_on_for_those_who_have_read_when_another_joins_that_has_not
         count(controller, [chooser])
     count(controller, [chooser])
     chooser.observe("model", Outcome(2, 2, 3), ())
-    controller.choose([chooser, late], lambda row: Behind(9000 * row, 400))
+    controller.choose([chooser, late], lambda row: Unread(9000 * row, 400))
     assert (chooser.wanted.length, late.wanted.length) == (2, 0)
 
 
@@ -553,7 +553,7 @@ def test_what_stood_in_earlier_rounds_makes_no_later_one_a_trial():
     go_on("model", 8)
     for _ in range(KEPT_ROUNDS):
         count(controller, [chooser])
-    chooser.stood = 8
+    chooser.accepted = 8
     assert chosen(never) == 0, "that was no trial"
 
 
@@ -564,12 +564,12 @@ def test_in_a_crowd_those_to_come_have_to_read_as_much_as_those_who_have_read():
     def chosen(prompt: int, batch: int) -> int:
         controller = Controller(costs, 16)
         live = [controller.begin(["model"]) for _ in range(batch)]
-        controller.choose(live, lambda row: Behind(prompt, 40))
+        controller.choose(live, lambda row: Unread(prompt, 40))
         for chooser in live:  # as if it had been made to propose
             chooser.has_learned = True
         for _ in range(KEPT_ROUNDS):
             count(controller, live)
-        controller.choose(live, lambda row: Behind(0, 40))
+        controller.choose(live, lambda row: Unread(0, 40))
         return live[0].wanted.length
 
     assert chosen(0, batch=8) == chosen(1, batch=8) > 0
@@ -674,11 +674,11 @@ def test_rounds_of_auto_have_siblings_where_the_request_may_have_them(llama: Pai
         request = run(params, "model")
         assert request.drafting.beyond == 2
         assert max(len(one.siblings) for one in request.trace) == 2
-        assert 0 < request.speculation.stood_beside < 1
-        assert run(replace(params, lenience=0.5), "model").speculation.stood_beside is not None
+        assert 0 < request.speculation.accepted_beside < 1
+        assert run(replace(params, lenience=0.5), "model").speculation.accepted_beside is not None
         other = run(params, "lookup")
         assert other.speculation.proposed
-        assert other.speculation.stood_beside is None
+        assert other.speculation.accepted_beside is None
 
 
 # Trees.
@@ -750,7 +750,7 @@ def test_branches_that_never_stand_are_left_out_and_say_nothing_of_the_line():
     assert wanted(controller, other).shape.beyond
 
 
-def test_rounds_of_auto_grow_trees_and_count_what_stood_beside_their_line(llama: Pair):
+def test_rounds_of_auto_grow_trees_and_count_what_accepted_beside_their_line(llama: Pair):
     costs = table(beside={"4/8": 3.0}, each_ms=0.001)
     params = SamplingParams(temperature=1.0, seed=3, max_new_tokens=60, ignore_eos=True)
     with known_costs(costs), Decoder.open(llama.bundle) as decoder:
@@ -762,7 +762,7 @@ def test_rounds_of_auto_grow_trees_and_count_what_stood_beside_their_line(llama:
             assert grown
             [shape] = {one.shape for one in request.speculation.beside}
             assert shape == read_shape("4/8")
-            assert 0 < request.speculation.stood_beside < 4
+            assert 0 < request.speculation.accepted_beside < 4
             stood = sum(sibling.stands for one in request.trace for sibling in one.siblings)
-            counted = sum(one.stood * rounds for one, rounds in request.speculation.beside.items())
+            counted = sum(one.accepted * rounds for one, rounds in request.speculation.beside.items())
             assert abs(stood - counted) <= 4, "but for a round that a text ends in"

@@ -115,7 +115,7 @@ class Stage:
         params = SamplingParams(temperature=0.5, logit_bias={3: 1.0}, repetition_penalty=1.2, top_k=5)
         for row in range(3):
             admit(whole, row, [5, 6, 7], params, seed=2**40 + row, vocab_size=vocab)
-            whole.stand_behind(row, [5, 6, 7], [8] * 8)
+            whole.note_source(row, [5, 6, 7], [8] * 8)
         whole.fill_uniforms(0, 3, range(STRETCH), True)
         whole.fill_uniforms(0, 3, range(STRETCH, 2 * STRETCH), True)
         whole.move(2, 1)

@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.round.plain import Luck, Model, run_plain_round
-from trt_spec.runtime.state.most import LINE
 from trt_spec.runtime.state.noise import gumbels, uniforms
+from trt_spec.runtime.state.shapes import LINE
 
 from ...kit.bundles import Pair
 from ...kit.faults import fault

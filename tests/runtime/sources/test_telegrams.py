@@ -90,7 +90,7 @@ def test_lookup_copies_from_telegrams_whatever_becomes_of_their_rows(
             preempted += 1
     assert preempted > 2
     copied = [request.output() for request in requests]
-    monkeypatch.setattr(Rows, "stand_behind", lambda *_: None)
+    monkeypatch.setattr(Rows, "note_source", lambda *_: None)
     with Decoder.open(decoder.bundle, max_batch=4) as other:
         without = other.generate(sources=NAMES, params=params, **asked)
     for some in (copied, without):

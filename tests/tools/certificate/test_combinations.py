@@ -7,8 +7,7 @@ from trt_spec.engines import Bundle, RequestError
 from trt_spec.engines.onnxruntime import OnnxRuntimeEngine
 from trt_spec.runtime import SamplingParams
 from trt_spec.runtime.acceptance.parameter_fields import RULES as TESTS
-from trt_spec.runtime.state.most import MOST_LINES
-from trt_spec.runtime.state.shapes import Shape
+from trt_spec.runtime.state.shapes import MOST_LINES, Shape
 from trt_spec.tools.certificate.distribution import OF_RANDOM, SHAPES, TREE_SETTINGS, line_cases, shape_cases
 from trt_spec.tools.certificate.same_text import RULES, PlainAnswer, as_asked, each_prompt, in_turn, list_cases, mixed
 from trt_spec.tools.certificate.semantics import taking_turns
