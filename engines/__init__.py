@@ -63,7 +63,7 @@ from .errors import (
 )
 from .recurrence import MOST_READ, Recurrence
 from .steps import blank_cache, blank_step, cache_rows, last_rows, line, make_step
-from .table import ENGINES, EngineKind, engines_of, open_engine, open_engines, refuse_weights, together
+from .table import ENGINES, EngineKind, devices_of, engines_of, open_engine, open_engines, refuse_weights, together
 
 __all__ = [
     "ADAPTER",
@@ -131,6 +131,7 @@ __all__ = [
     "blank_cache",
     "blank_step",
     "cache_rows",
+    "devices_of",
     "engines_of",
     "in_eight_bits",
     "keys_and_values",

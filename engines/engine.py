@@ -1,6 +1,7 @@
 """The base of every engine, and the step that an engine makes of a graph and the caller's tensors."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -68,6 +69,17 @@ class Engine:
     def capturable(self) -> bool:
         """Say whether a CUDA graph of torch's current stream may record the steps that have run."""
         return False
+
+    def everywhere(self, memory: "Tensor") -> "Tensor":
+        """Let every device that the engine runs on have memory like this; what is done to the result is done there."""
+        return memory
+
+    def recording(self, record: object) -> "AbstractContextManager[None]":
+        """Let its other devices record, too, what they do until the block ends."""
+        return nullcontext()
+
+    def replay(self, record: object) -> None:
+        """Let its other devices repeat what they have recorded; the first one's part is the caller's."""
 
     def open_adapters(self) -> None:
         """Open the graph that has room for adapters, before a step has some."""

@@ -22,6 +22,7 @@ class EngineKind:
     states: tuple[str, ...] = (TOKEN,)  # the kinds that it takes
     lacks: tuple[str, ...] = ()  # kinds of stored weights that it has no kernels for
     adapters: bool = False  # it runs graphs with room for adapters
+    shards: bool = False  # and graphs in shards: its module has open_sharded(name, graph, contract, devices)
     encodes_in: str = "torch"  # the engine of encoders beside it: sources have many lengths, and each is read once
 
     @property
@@ -71,6 +72,7 @@ ENGINES: dict[str, EngineKind] = {
             {"cpu": ("torch",), "cuda": ("torch",)},
             states=(TOKEN, WINDOW, ROW, CALL, SOURCE, IMAGE),
             adapters=True,
+            shards=True,
         ),
         EngineKind(
             "torch-compiled",
@@ -81,6 +83,7 @@ ENGINES: dict[str, EngineKind] = {
             {"cpu": ("torch",), "cuda": ("torch",)},
             states=(TOKEN, WINDOW, ROW, CALL, SOURCE, IMAGE),
             adapters=True,
+            shards=True,
         ),
         EngineKind(
             "tensorrt",
@@ -119,8 +122,11 @@ def open_engines(
     device: str = "cpu",
     *,
     exact_weights: bool = False,
+    devices: Sequence[str] = (),
 ) -> list[Engine]:
     """Open graphs that take turns on one device, all in one engine or each in its own.
+
+    A graph in shards runs on several `devices`, the first of which is that of the others; without, `device` names them.
 
     Heavy libraries are imported only here.
 
@@ -133,11 +139,17 @@ def open_engines(
             raise EngineError(f"there is no engine {name!r}; this version has: {', '.join(ENGINES)}")
     for name, (graph, contract) in zip(names, models, strict=True):
         _refuse_states(ENGINES[name], graph, contract)
+        _refuse_shards(ENGINES[name], graph, contract, devices or devices_of(device, contract.shards))
     opened: dict[int, Engine] = {}
     try:
         for name in dict.fromkeys(names):
-            places = [place for place, one in enumerate(names) if one == name]
             module = import_module(ENGINES[name].module, __package__)
+            for place, (graph, contract) in enumerate(models):
+                if names[place] == name and contract.shards > 1:
+                    opened[place] = module.open_sharded(
+                        name, graph, contract, devices or devices_of(device, contract.shards)
+                    )
+            places = [place for place, one in enumerate(names) if one == name and place not in opened]
             alone = len(set(names)) == 1  # with models in another engine, all have to share the cores
             takes = [models[place] for place in places]
             if not ENGINES[name].adapters:
@@ -160,6 +172,27 @@ def _refuse_states(engine: EngineKind, graph: Path, contract: AnyContract) -> No
                 f"engine {engine.name} takes no state of the kind {state.kind!r}, {graph} has {state}; "
                 f"use engine {' or '.join(others)}"
             )
+
+
+def _refuse_shards(engine: EngineKind, graph: Path, contract: AnyContract, devices: Sequence[str]) -> None:
+    if contract.shards == 1:
+        return
+    if not engine.shards:
+        able = " or ".join(one.name for one in ENGINES.values() if one.shards)
+        raise EngineError(
+            f"engine {engine.name} runs no shards, {graph} is one of {contract.shards}; use engine {able}"
+        )
+    if len(devices) != contract.shards:
+        raise EngineError(
+            f"{graph} is one of {contract.shards} shards, {len(devices)} devices are given; name one for each"
+        )
+
+
+def devices_of(device: str, shards: int) -> list[str]:
+    """Name a device for each shard, where only their kind was named, or the only one."""
+    if shards == 1 or ":" in device:
+        return [device]
+    return [device if device == "cpu" else f"{device}:{number}" for number in range(shards)]
 
 
 def refuse_weights(engine: str, model: str, weights: str) -> None:

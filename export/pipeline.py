@@ -17,6 +17,7 @@ from ..engines import FP8, Adapters, Bundle, Contract, ExportError, ModelEntry
 from ..engines.bundle import DRAFT, DRAFTS, FOREIGN, FUSED, GRAPH, HEAD, TARGET, TOKENIZER, WEIGHTS, write_tables
 from .checking.check import check_model, given_sources
 from .checking.check_adapters import AdapterReference, check_adapters
+from .checking.check_shards import check_shards, whole_logits
 from .checking.oracle import Reference
 from .checking.quality import LOGITS, LONGEST, Sample, overlap
 from .checkpoints.agreement import agree
@@ -24,6 +25,7 @@ from .checkpoints.checkpoint import Checkpoint, kept_matrices, load_model
 from .checkpoints.narrow_caches import CACHES, FULL, with_cache
 from .foreign import translate
 from .kinds import Joining, LoadedHead, check_head, sorted_out
+from .parallel.split import split
 from .passes.adapt import adaptable, linear_modules
 from .passes.quantise import AUTO, Quantisation, nothing_known
 from .sources.examples import example_sources
@@ -64,13 +66,17 @@ def export_bundle(
     adapter_rank: int = 16,
     cache: str = FULL,
     images: bool = False,
+    shards: int = 1,
+    exact_sums: bool = False,
 ) -> ExportReport:
     """Write the bundle `out`, whole or not at all; an existing bundle there is replaced at the very end.
 
     Several drafts become models of their own, draft, draft2 and so on, all with `draft_weights`, and so do heads, which
     have the names of their kinds. LoRA adapters are merged into target and drafts, in their order. Besides, requests
     may bring so many `adapters` of this rank for the target, or a lower one. Target and
-    drafts keep keys and values as `cache` says; heads keep theirs in full. With `images` the target sees as well.
+    drafts keep keys and values as `cache` says; heads keep theirs in full. With `images` the target sees as well. Its
+    graph is split into so many `shards`, which as many devices run together; their sums are made in float64 if they
+    are to be `exact_sums`.
     """
     if dtype not in DTYPES:
         raise ExportError(f"dtype is {dtype!r}, expected {', '.join(DTYPES)}")
@@ -80,6 +86,8 @@ def export_bundle(
         raise ExportError(
             "the check needs ONNX Runtime, which is not installed; pip install 'trt-spec[cpu]' or export unchecked"
         )
+    if shards > 1 or exact_sums:
+        _refuse_split(adapters, cache, images)
     drafts, joining = sorted_out(target, [] if draft is None else [draft] if isinstance(draft, str | Path) else draft)
     if len(drafts) > len(DRAFTS):
         raise ExportError(f"there are {len(drafts)} drafts, expected at most {len(DRAFTS)}; leave the others out")
@@ -101,6 +109,7 @@ def export_bundle(
         running = _sample(ours.tokenizer, tokens.vocab_size, text) if check or joining.names else None
         most = min(LONGEST, agreed.length, max(2, LOGITS // tokens.vocab_size))
         export = _Export(folder, progress, joining, running, agreed.notes, adapters, adapter_rank)
+        export.shards, export.exact_sums = shards, exact_sums
         for role, checkpoint in agreed.checkpoints.items():
             sample = running.first(most) if check and running else None
             if role == FOREIGN and sample:
@@ -135,10 +144,27 @@ def export_bundle(
         progress("hashing the files")
         reading = {encoder.role: encoder.entry for encoder in encoders}
         vision = None if sees is None else sees.entry
-        Bundle(folder, entries, tokens, installed(MADE_BY), files={}, encoders=reading, vision=vision).save()
+        if reading and shards > 1:
+            raise ExportError("a target that reads sources cannot be split into shards yet; export it whole")
+        bundle = Bundle(folder, entries, tokens, installed(MADE_BY), files={}, encoders=reading, vision=vision)
+        bundle.save()
+        if export.whole is not None and shards > 1:
+            progress(f"{TARGET}: checking the shards in processes of their own")
+            found = check_shards(folder / TARGET / GRAPH, entries[TARGET].contract, *export.whole)
+            export.notes.append(f"the {shards} shards together: the worst logit is off by {found:.1e} deviations")
     seconds = time.perf_counter() - begun
     notes, alpha = list(dict.fromkeys(export.notes)), export.overlaps(tokens.vocab_size)
     return ExportReport(Path(out), agreed.length, export.models, notes, alpha, seconds, encoders, sees)
+
+
+def _refuse_split(adapters: int, cache: str, images: bool) -> None:
+    """Refuse what has no shards yet."""
+    if images:
+        raise ExportError("a target in shards cannot see yet; leave one of them out")
+    if adapters:
+        raise ExportError("a target in shards has no room for adapters yet; leave one of them out")
+    if cache != FULL:
+        raise ExportError(f"a target in shards cannot keep its cache in {cache} yet; leave one of them out")
 
 
 def settled(weights: Quantisation, checkpoint: Checkpoint, dtype: str) -> Quantisation:
@@ -174,6 +200,9 @@ class _Export:
     notes: list[str]
     adapters: int = 0  # that the target has room for,
     adapter_rank: int = 1  # each of so many columns
+    shards: int = 1  # of the target
+    exact_sums: bool = False  # between them
+    whole: tuple[list[int], Tensor] | None = None  # the text, and what the target says of it before it is split
     models: list[ModelReport] = field(default_factory=list)
     heads: dict[str, LoadedHead] = field(default_factory=dict)  # that are joined to the target, by kind
     logits: dict[str, Tensor] = field(default_factory=dict)  # of the sample, by model
@@ -243,6 +272,8 @@ class _Export:
                 if (graph_file := self.folder / role / name).exists():
                     first = given_sources(contract, reference.sources[:1])
                     check["adapters"] = check_adapters(graph_file, contract, adapted, reference.scale, first)
+        if role == TARGET and (self.shards > 1 or self.exact_sums):
+            contract = self._split(contract, None if reference is None else reference.sample.tokens)
         was = checkpoint.stored_as
         if was:
             how = f"{fired['quantise']} matrices kept bit for bit" if weights.as_stored else kept or "dequantised"
@@ -253,6 +284,23 @@ class _Export:
             kind, label, architecture, parameters, contract, weights.kind, check, was, masks, look_aheads=more
         )
         self._report(role, entry, nodes, fired, begun, checkpoint.weight_bytes)
+
+    def _split(self, contract: Contract, text: list[int] | None) -> Contract:
+        """Split the target's graph into shards; return the contract of each."""
+        folder = self.folder / TARGET
+        if text is not None:
+            self.whole = text, whole_logits(folder / GRAPH, contract, text)
+        self.progress(f"{TARGET}: splitting it into {self.shards} shards")
+        contract, found = split(folder, contract, self.shards, exact=self.exact_sums)
+        if self.shards == 1:
+            self.notes.append(f"{found.sums} sums of each call are made in float64")
+            return contract
+        self.notes.append(
+            f"each of {self.shards} shards holds {found.share:.1%} of the target's weights, and a call sums "
+            f"{found.sums} times"
+        )
+        self.notes += [f"every shard holds {name} whole: {why}" for name, why in found.whole_for.items()]
+        return contract
 
     def head(self, name: str, loaded: LoadedHead, weights: Quantisation) -> None:
         """Export a head that is joined to the target."""

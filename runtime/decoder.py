@@ -16,6 +16,7 @@ from ..engines import (
     Engine,
     EngineError,
     RequestError,
+    devices_of,
     engines_of,
     open_engines,
     refuse_weights,
@@ -67,8 +68,9 @@ class Decoder:
         cache_bytes: int | None,
         prefix_bytes: int | None,
         costs: Costs | None,
+        devices: Sequence[str] = (),
     ) -> None:
-        self.bundle = bundle
+        self.bundle, self._devices = bundle, devices
         self.engine = engine  # that of all models, or the target's and the drafts'
         self.max_batch = max_batch
         self.vocab_size = bundle.tokenizer.vocab_size
@@ -112,6 +114,7 @@ class Decoder:
         capture: bool = True,
         cache_bytes: int | None = None,
         prefix_bytes: int | None = None,
+        devices: Sequence[str] | None = None,
     ) -> Self:
         """Verify a bundle and open its graphs in an engine, or its drafts in an engine of their own.
 
@@ -121,10 +124,16 @@ class Decoder:
         `prefix_bytes` more keep what requests leave, so that one that begins like another is not read again; this can
         change near ties only. With `capture`, rounds that repeat run as one CUDA graph if engine and device can, which
         changes no token.
+
+        A target in shards runs on `devices`, one for each shard; all else runs on the first. Without, they are the
+        first of the kind that `device` names.
         """
         if type(max_batch) is not int or max_batch < 1:
             raise RequestError(f"max_batch is {max_batch!r}, expected a whole number >= 1")
         opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
+        if devices is None:
+            devices = devices_of(device, opened.target.contract.shards)
+        device = devices[0]
         engine = together(resolve(opened, engine, device, max_batch), draft_engine)
         costs = read_costs(opened, engine, device)
         return cls(
@@ -136,6 +145,7 @@ class Decoder:
             cache_bytes=cache_bytes,
             prefix_bytes=prefix_bytes,
             costs=costs,
+            devices=devices,
         )
 
     def close(self) -> None:
@@ -482,7 +492,7 @@ class Decoder:
         for engine, name in zip(engines, names, strict=True):
             refuse_weights(engine, name, bundle.models[name].weights)
         graphs = [(bundle.graph(name), bundle.models[name].contract) for name in names]
-        return open_engines(engines, graphs, device)
+        return open_engines(engines, graphs, device, devices=self._devices)
 
     def _open_encoders(self, device: str) -> dict[str, Engine]:
         """Open the encoders by themselves: they run between rounds, so that models share no cores with them."""

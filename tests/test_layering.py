@@ -39,9 +39,10 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "table": {"engine", "contract", "errors"},
     },
     # Seven floors: the pipeline; writing, kinds and foreign; checkpoints; special and sources; families and checking;
-    # tracing and quantised; passes.
+    # tracing and quantised; passes and parallel.
     "export": {
         "passes": set(),
+        "parallel": set(),
         "quantised": {"passes"},
         "plans": {"passes"},
         "tracing": {"passes"},
@@ -54,7 +55,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "kinds": {"checkpoints", "checking", "families", "quantised", "tracing"},
         "foreign": {"checkpoints", "checking"},
         "writing": {"checkpoints", "special", "sources", "seeing", "tracing", "passes"},
-        "pipeline": {"writing", "kinds", "foreign", "checkpoints", "sources", "checking", "passes"},
+        "pipeline": {"parallel", "writing", "kinds", "foreign", "checkpoints", "sources", "checking", "passes"},
     },
     # Seven floors: the decoder, scheduling, round and lengths, drafters and requests, acceptance, state, the rest.
     "runtime": {

@@ -8,6 +8,7 @@ from importlib import import_module
 from types import ModuleType
 
 from .flags.paths import refuse_absent
+from .flags.torchrun import follow, rank_by_torchrun
 from .program import Parser, exit_code, version_of
 
 COMMANDS = {  # each is a module in commands/ with run(arguments) -> exit code, and most have add_arguments(parser)
@@ -41,6 +42,8 @@ def _run(argv: Sequence[str] | None) -> int:
     described.add_arguments(parser)
     arguments = parser.read_all(chosen.arguments)
     refuse_absent(arguments)
+    if (rank := rank_by_torchrun()) > 0:
+        return follow(arguments, rank)
     if chosen.command in FLAGS_APART:
         described.refuse(arguments)
     status: int = import_module(f".commands.{chosen.command}", __package__).run(arguments)

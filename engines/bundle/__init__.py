@@ -20,6 +20,7 @@ from .layout import (
     TOKENIZER,
     VISION,
     WEIGHTS,
+    shard_folder,
 )
 from .manifest import graph_identity
 from .tables import read_tables, write_tables
@@ -53,5 +54,6 @@ __all__ = [
     "graph_identity",
     "put_file",
     "read_tables",
+    "shard_folder",
     "write_tables",
 ]

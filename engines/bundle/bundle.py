@@ -35,6 +35,7 @@ from .layout import (
     TOKENIZER,
     VISION,
     WEIGHTS,
+    shard_folder,
 )
 from .manifest import FORMAT, content_hash, measure, read_manifest, refuse_escape, require_unchanged, require_whole
 
@@ -363,6 +364,12 @@ class Bundle:
             TOKENIZER,
             *(f"{name}/{file}" for name in bundle.folders for file in (GRAPH, WEIGHTS)),
             *(f"{bundle.foreign}/{file}" for file in (TOKENIZER, TABLES) if bundle.foreign is not None),
+            *(
+                f"{shard_folder(Path(name), rank).as_posix()}/{file}"
+                for name, model in bundle.models.items()
+                for rank in range(1, model.contract.shards)
+                for file in (GRAPH, WEIGHTS)
+            ),
             *(f"{name}/{ADAPTED}{GRAPH}" for name, model in bundle.models.items() if model.contract.adapters),
             *(f"{name}/{ADAPTED}{GRAPH}" for name, one in bundle.encoders.items() if one.contract.adapters),
         ]:

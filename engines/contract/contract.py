@@ -29,6 +29,7 @@ RECURRENT = "recurrent"  # that of a graph with layers whose states absorb token
 SOURCES = "sources"  # that of a graph whose rows may have read sources of unlike lengths
 AXES = "axes"  # that of a graph whose tokens have positions on three axes, as images have
 WHOLE_IMAGES = "whole_images"  # that of a graph in which tokens of an image see each other, so that one call reads all
+OPTIONAL = frozenset(("adapters", "shards"))  # fields that a contract need not have
 TAILS = "tails"  # that of a graph whose calls say of some entries before theirs, too, which token sees them
 
 
@@ -88,10 +89,11 @@ class Contract(Interface):
     dtype: str  # of weights; logits are always float32
     capabilities: tuple[str, ...] = ()  # names of those that this graph has
     adapters: Adapters | None = None  # the room of a second graph beside it, if there is one
+    shards: int = 1  # of which this is one: so many devices run a call together, each with its share of the weights
 
     def __post_init__(self) -> None:
         least = {"layers": 0, "heads": 0} if self.recurrent else {}  # perhaps none attends
-        for name in ("layers", "heads", "vocab_size", "max_length"):
+        for name in ("layers", "heads", "vocab_size", "max_length", "shards"):
             value = getattr(self, name)
             if type(value) is not int or value < least.get(name, 1):
                 expected = "a whole number" if name in least else "a positive integer"
@@ -109,8 +111,8 @@ class Contract(Interface):
 
     @classmethod
     def from_json(cls, fields: Any) -> "Contract":
-        names = set(cls.__dataclass_fields__) - {"adapters"}
-        if not isinstance(fields, dict) or set(fields) - {"adapters"} != names:
+        names = set(cls.__dataclass_fields__) - OPTIONAL
+        if not isinstance(fields, dict) or set(fields) - OPTIONAL != names:
             found = sorted(fields) if isinstance(fields, dict) else fields
             raise ContractError(f"contract has the fields {found}, expected {sorted(names)}")
         states, capabilities = tuple(map(State.parse, fields["states"])), tuple(fields["capabilities"])
@@ -124,6 +126,8 @@ class Contract(Interface):
         fields = asdict(self) | {"states": list(map(str, self.states)), "capabilities": list(self.capabilities)}
         if self.adapters is None:
             del fields["adapters"]
+        if self.shards == 1:
+            del fields["shards"]
         return fields
 
     def of_kind(self, kind: str) -> tuple[State, ...]:

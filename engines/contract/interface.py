@@ -31,6 +31,7 @@ class Interface(ABC):
 
     dtype: str  # of weights
     adapters: "Adapters | None" = None  # the room of a second graph beside it, if there is one
+    shards = 1  # that run a call together, each on a device of its own
 
     @property
     def without_adapters(self) -> Self:

@@ -17,6 +17,7 @@ from ..onnx_types import dtype_of
 from .attending import attention
 from .kernels import FUSED_OPS
 from .kernels.entries import put, turned
+from .parallel.between import gather_shards, sum_shards
 
 FIXED: dict[str, Any] = {
     "alpha": 1.0,
@@ -287,6 +288,8 @@ OPS: dict[str, Callable[..., Any]] = {
     "Transpose": lambda x, perm: x.permute(perm),
     "Unsqueeze": _unsqueeze,
     "Where": torch.where,
+    "trt_spec::AllGather": gather_shards,
+    "trt_spec::AllReduce": sum_shards,
     "trt_spec::BiasedProduct": lambda x, matrix, bias: F.linear(x, matrix.t(), bias),
     "trt_spec::CastInto": _cast_into,
     "trt_spec::ProductInto": _product_into,

@@ -48,7 +48,8 @@ def engine_logits(engine: Engine, tokens: list[int], source: Mapping[str, Tensor
 
 
 def _chunks(engine: Engine, tokens: list[int], source: Mapping[str, Tensor]) -> Iterator[Tensor]:
-    cache = blank_cache(engine.contract, 1, len(tokens), engine.device) | dict(source)
+    cache = blank_cache(engine.contract, 1, len(tokens), engine.device)
+    cache |= {state.name: engine.everywhere(cache[state.name]) for state in engine.contract.kept} | dict(source)
     width = MOST_READ if engine.contract.recurrent else CHUNK
     for start in range(0, len(tokens), width):
         chunk = tokens[start : start + width]

@@ -24,6 +24,13 @@ class Memory(NamedTuple):
     slots: list[Tensor]  # each [states, rows, 1, slots, size]
 
 
+Everywhere = Callable[[Tensor], Tensor]  # lets all devices of an engine have memory like this
+
+
+def nowhere_else(memory: Tensor) -> Tensor:
+    return memory
+
+
 def nbytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
@@ -35,8 +42,8 @@ class KVCache(ABC):
     absorbed its first `bases[row]` tokens, and no call may begin before them. It is zero where a row holds nothing.
     """
 
-    def __init__(self, contract: Contract, device: str, max_rows: int) -> None:
-        self.contract, self.device = contract, device
+    def __init__(self, contract: Contract, device: str, max_rows: int, everywhere: Everywhere = nowhere_else) -> None:
+        self.contract, self.device, self._everywhere = contract, device, everywhere
         self.entries = [0] * max_rows
         self.bases = [0] * max_rows
         self.half = SLOTS // 2  # of a row's slots: the tokens of one call
@@ -178,9 +185,9 @@ class KVCache(ABC):
 
     def all_of(self, kind: str, rows: int, entries: int, make: Callable[..., Tensor] = torch.zeros) -> list[Tensor]:
         """Make the memory of all states of a kind, those of one shape and dtype together."""
+        sizes = [(len(group), *group[0].memory(rows, entries)) for group in self.contract.alike(kind)]
+        dtypes = [getattr(torch, group[0].dtype) for group in self.contract.alike(kind)]
         return [
-            make(
-                (len(group), *group[0].memory(rows, entries)), dtype=getattr(torch, group[0].dtype), device=self.device
-            )
-            for group in self.contract.alike(kind)
+            self._everywhere(make(size, dtype=dtype, device=self.device))
+            for size, dtype in zip(sizes, dtypes, strict=True)
         ]

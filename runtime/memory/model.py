@@ -322,7 +322,15 @@ def make_cache(
     contract, device = engine.contract, engine.device
     if contract.in_blocks:
         return BlockCache(contract, device, max_rows, capacity, most_tokens, kept_blocks)
-    make = partial(RowCache, contract, device, max_rows, kept_blocks=kept_blocks, longest_source=longest_source)
+    make = partial(
+        RowCache,
+        contract,
+        device,
+        max_rows,
+        kept_blocks=kept_blocks,
+        longest_source=longest_source,
+        everywhere=engine.everywhere,
+    )
     if not engine.static_capacity:
         return make(most_tokens=most_tokens)
     if most_tokens is not None and max_rows * capacity > most_tokens:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...engines import BLOCK_TOKENS, GRANULE, MOST_SLOTS, SLOTS, SOURCE, TOKEN, WIDEST_STEP, WINDOW, Contract
-from .cache import KVCache, nbytes
+from .cache import Everywhere, KVCache, nbytes, nowhere_else
 from .full import CacheFull
 from .snapshots import Snapshots
 from .source_rows import SourceRows
@@ -34,8 +34,9 @@ class RowCache(KVCache):
         most_tokens: int | None = None,
         kept_blocks: int = 0,
         longest_source: int = 0,
+        everywhere: Everywhere = nowhere_else,
     ) -> None:
-        super().__init__(contract, device, max_rows)
+        super().__init__(contract, device, max_rows, everywhere)
         if contract.of_kind(SOURCE):
             self.sources = SourceRows(contract, device, max_rows, longest_source, self.moved, fixed=fixed)
         kept_blocks = kept_blocks if self.keeps_blocks else 0

@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -75,7 +76,7 @@ class Rounds:
             whole = rows.tokens.shape[1]  # a span that fits every later round
             self._pool = self._pool or new_pool()
             work = partial(tabulated_round, rows, plan, frame, whole)
-            self._seen[plan] = deque(Record(work, flight.table(), self._pool) for _ in range(2))
+            self._seen[plan] = deque(Record(work, flight.table(), self._pool, self._engines) for _ in range(2))
         return flight
 
     def run(self, rows: Rows, plan: Plan, frame: Frame, span: int) -> LaunchedRound:
@@ -127,7 +128,10 @@ def new_pool() -> Any:
 class Record:
     """One CUDA graph of all of `work`, and its result on the host."""
 
-    def __init__(self, work: Callable[[Clock], Tensor], like: Tensor, pool: Any) -> None:
+    def __init__(
+        self, work: Callable[[Clock], Tensor], like: Tensor, pool: Any, engines: Sequence[Engine] = ()
+    ) -> None:
+        self._engines = [one for one in engines if one.contract.shards > 1]
         self.clock = Clock(like.device)
         self._result = torch.empty_like(like, device="cpu", pin_memory=True)
         self._graph = torch.cuda.CUDAGraph()
@@ -136,7 +140,9 @@ class Record:
         self._ended = event()
         graph = torch.cuda.graph(self._graph, pool=pool, stream=self._stream, capture_error_mode="thread_local")
         try:
-            with ONE_AT_A_TIME, graph:
+            with ONE_AT_A_TIME, ExitStack() as others, graph:
+                for engine in self._engines:
+                    others.enter_context(engine.recording(self))
                 self._result.copy_(work(self.clock), non_blocking=True)
         except RuntimeError as error:
             raise EngineError(
@@ -145,6 +151,8 @@ class Record:
             ) from error
 
     def launch(self) -> None:
+        for engine in self._engines:
+            engine.replay(self)
         self._graph.replay()
         self._ended.record(self._stream)
 

@@ -53,7 +53,7 @@ class Machine:
         self.unread: set[int] = set()  # launched, their results not yet taken
         self.most_unread = 0
 
-    def record(self, work: Callable[[Clock], Tensor], like: Tensor, pool: object) -> "Record":
+    def record(self, work: Callable[[Clock], Tensor], like: Tensor, pool: object, engines: object = ()) -> "Record":
         return Record(self, work, like)
 
     def view(self, tensor: Tensor) -> View:

@@ -186,6 +186,8 @@ def _export(arguments: argparse.Namespace, text: str | None, show: Any) -> "Expo
         adapter_rank=arguments.adapter_rank,
         cache=arguments.cache,
         images=arguments.images,
+        shards=arguments.tensor_parallel,
+        exact_sums=arguments.exact_sums,
     )
 
 
@@ -259,6 +261,18 @@ def _parser() -> Parser:
         "--images",
         action="store_true",
         help="let the target see: write its vision tower, too, so that prompts may have images",
+    )
+    parser.add_argument(
+        "--tensor-parallel",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="split the target into so many shards, which as many devices run together in engine torch (default 1)",
+    )
+    parser.add_argument(
+        "--exact-sums",
+        action="store_true",
+        help="let shards compute and sum in float64 what they sum, so that the order of a sum changes no token; slower",
     )
     for flag, model in (("--weights", "target's"), ("--draft-weights", "drafts'")):
         parser.add_argument(

@@ -101,6 +101,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_revision_flag(made, "MODEL")
     made.add_argument(
+        "--tensor-parallel",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="split it into so many shards, which as many devices run together in engine torch (default 1)",
+    )
+    made.add_argument(
         "--weights",
         choices=KINDS,
         default="auto",
@@ -268,7 +275,7 @@ def _refuse_model(arguments: argparse.Namespace) -> None:
                 raise RequestError(
                     f"--drafter {drafter} runs what --draft names, which is missing; give it, or use --drafter lookup"
                 )
-        refuse_unfound(*_checkpoints(arguments), arguments.max_length, arguments.weights)
+        refuse_unfound(*_checkpoints(arguments), arguments.max_length, arguments.weights, arguments.tensor_parallel)
         _refuse_recommended(arguments)
         return
     given = {"revision": arguments.revision, "weights": arguments.weights, "draft": arguments.draft}
@@ -281,6 +288,11 @@ def _refuse_model(arguments: argparse.Namespace) -> None:
         return
     bundle = Bundle.read(Path(model))
     bundle.require_files()
+    if arguments.tensor_parallel not in (1, shards := bundle.target.contract.shards):
+        raise RequestError(
+            f"bundle {model} is in {shards} shards, not in {arguments.tensor_parallel}; leave --tensor-parallel out, "
+            "or export it so"
+        )
     if arguments.max_length is not None:
         bundle.limited(arguments.max_length)
     if arguments.generation_config:
@@ -331,7 +343,7 @@ def _bundle(arguments: argparse.Namespace) -> Bundle:
 
     longest = arguments.max_length
     if not _is_bundle(arguments):
-        return bundle_of(*_checkpoints(arguments), say, longest, arguments.weights)
+        return bundle_of(*_checkpoints(arguments), say, longest, arguments.weights, arguments.tensor_parallel)
     model = arguments.model or arguments.bundle
     shipped = arguments.drafter if arguments.drafter in DEMO_DRAFTS else "model"
     bundle = demo_bundle(say, shipped) if model is None else Bundle.open(model)

@@ -38,13 +38,18 @@ def refuse_unshipped(drafter: str) -> None:
 
 
 def bundle_of(
-    target: str, drafts: Sequence[str], progress: Progress, max_length: int | None = None, weights: str = "none"
+    target: str,
+    drafts: Sequence[str],
+    progress: Progress,
+    max_length: int | None = None,
+    weights: str = "none",
+    shards: int = 1,
 ) -> Bundle:
     """Return the bundle of a checkpoint and its drafts, exported once.
 
     A model of the Hub is known by its name, so that a newer revision there makes no new bundle.
     """
-    return kept(_name_of(target), target, drafts, progress, max_length, weights)
+    return kept(_name_of(target), target, drafts, progress, max_length, weights, shards)
 
 
 def kept(
@@ -54,8 +59,9 @@ def kept(
     progress: Progress,
     max_length: int | None = None,
     weights: str = "none",
+    shards: int = 1,
 ) -> Bundle:
-    path = _place(name, [target, *drafts], max_length, weights)
+    path = _place(name, [target, *drafts], max_length, weights, shards)
     if path.exists():
         try:
             return Bundle.open(path)
@@ -80,7 +86,16 @@ def kept(
         ) from error
     stored = Quantisation(weights)
     try:
-        export_bundle(target, path, list(drafts), max_length, weights=stored, draft_weights=stored, progress=progress)
+        export_bundle(
+            target,
+            path,
+            list(drafts),
+            max_length,
+            weights=stored,
+            draft_weights=stored,
+            progress=progress,
+            shards=shards,
+        )
     except ExportError as error:
         if isinstance(error.__cause__, OSError):  # which says to choose another --out
             raise BundleError(
@@ -91,9 +106,9 @@ def kept(
     return Bundle.open(path)
 
 
-def refuse_unfound(target: str, drafts: Sequence[str], max_length: int | None, weights: str) -> None:
+def refuse_unfound(target: str, drafts: Sequence[str], max_length: int | None, weights: str, shards: int = 1) -> None:
     """Refuse checkpoints that are not there before anything heavy is loaded, unless their bundle has been made."""
-    if not _place(_name_of(target), [target, *drafts], max_length, weights).exists():
+    if not _place(_name_of(target), [target, *drafts], max_length, weights, shards).exists():
         from ...export.checkpoints.finding import require_pair_found
 
         require_pair_found(target, drafts, max_length)
@@ -103,8 +118,8 @@ def _name_of(target: str) -> str:
     return re.sub(r"[^\w.-]+", "-", Path(target).name if Path(target).exists() else target)
 
 
-def _place(name: str, checkpoints: Sequence[str | Path], max_length: int | None, weights: str) -> Path:
-    return cache_folder() / f"{name}-{_key(checkpoints, max_length, weights)}"
+def _place(name: str, checkpoints: Sequence[str | Path], max_length: int | None, weights: str, shards: int = 1) -> Path:
+    return cache_folder() / f"{name}-{_key(checkpoints, max_length, weights, shards)}"
 
 
 def _key(checkpoints: Sequence[str | Path], *options: object) -> str:

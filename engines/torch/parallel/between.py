@@ -1,0 +1,69 @@
+"""The operators between shards: each waits for all shards of the group that the process is in."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...errors import EngineError
+from ..kernels.declare import NAMESPACE
+
+
+@dataclass(frozen=True)
+class Group:
+    """The processes that run a call together; the first one leads."""
+
+    rank: int
+    shards: int
+
+
+_joined: list[Group] = []  # a process is in one group, or in none
+
+
+def join(group: Group) -> None:
+    if _joined and _joined != [group]:
+        raise EngineError("this process runs another shard already; open each sharded bundle in a process of its own")
+    _joined[:] = [group]
+
+
+def leave() -> None:
+    _joined.clear()
+
+
+def group() -> Group:
+    assert _joined, "a graph in shards runs in a process that has joined a group"
+    return _joined[0]
+
+
+def _sum(x: Tensor) -> Tensor:
+    whole = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(whole)
+    return whole
+
+
+def _gather(x: Tensor, shards: int) -> Tensor:
+    """Return the parts of all shards along the last axis; only the first shard gets them."""
+    own = x.contiguous()
+    parts = [torch.empty_like(own) for _ in range(shards)] if group().rank == 0 else None
+    dist.gather(own, parts, dst=0)
+    return _side_by_side(x, shards) if parts is None else torch.cat(parts, -1)
+
+
+def _side_by_side(x: Tensor, shards: int) -> Tensor:
+    return x.new_empty((*x.shape[:-1], x.shape[-1] * shards))
+
+
+def _declare(name: str, schema: str, shape: Callable[..., Tensor], run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    full = f"{NAMESPACE}::{name}"
+    torch.library.define(full, schema)
+    for device in ("cpu", "cuda"):
+        torch.library.impl(full, device, run)
+    torch.library.register_fake(full, shape)
+    operator: Callable[..., Tensor] = getattr(torch.ops.trt_spec, name)
+    return operator
+
+
+sum_shards = _declare("sum_shards", "(Tensor x) -> Tensor", torch.empty_like, _sum)
+gather_shards = _declare("gather_shards", "(Tensor x, int shards) -> Tensor", _side_by_side, _gather)

@@ -1,0 +1,168 @@
+"""Where the processes of all shards meet: the first starts the others, or torchrun has started all of them."""
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from hmac import compare_digest
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore, rendezvous  # type: ignore[attr-defined]
+
+from ...errors import EngineError, first_line
+from .between import Group, join, leave
+from .commands import Line
+
+LONGEST_WAIT = timedelta(minutes=5)  # for another shard, be it to start or to compute
+LOOPBACK = "127.0.0.1"
+ADDRESS, PREFIX, PORT = "address", "trt-spec", "TRT_SPEC_STORE_PORT"
+READY, FAILED = "ready", "failed"
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+POLL_S = ENDING_S = 0.2
+
+
+def by_torchrun() -> Group | None:
+    """Return which of how many processes this is, if torchrun has started it."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return None
+    return Group(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+
+
+def device_by_torchrun(device: str) -> str:
+    """Return the device of this process: each that torchrun has started has the one of its number on its node."""
+    return f"cuda:{os.environ['LOCAL_RANK']}" if by_torchrun() and device == "cuda" else device
+
+
+def _join(store: Store, group: Group, device: str) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.set_device(device)
+    backend = BACKENDS[torch.device(device).type]
+    dist.init_process_group(backend, store=store, rank=group.rank, world_size=group.shards, timeout=LONGEST_WAIT)
+    join(group)
+
+
+class Gathering:
+    """The other shards, as the first one has gathered them."""
+
+    def __init__(self, bundle: Path, devices: Sequence[str], compiled: bool) -> None:
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.lines: list[Line] = []
+        if dist.is_initialized():
+            raise EngineError("this process is in a group of torch.distributed already; open the bundle in another")
+        started, shards = by_torchrun(), len(devices)
+        if started is not None and started.shards != shards:
+            raise EngineError(
+                f"torchrun has started {started.shards} processes for {shards} shards; start one for each"
+            )
+        host = LOOPBACK if started is None else os.environ["MASTER_ADDR"]
+        try:
+            with socket.create_server((host if started is None else "", 0)) as server:
+                store = self._store(started)
+                secret = secrets.token_hex()
+                store.set(ADDRESS, f"{host} {server.getsockname()[1]} {secret}")
+                if started is None:
+                    for rank, device in enumerate(devices[1:], 1):
+                        self._processes.append(_start(bundle, rank, device, compiled, store.port))
+                self.lines = self._accept(server, secret, shards - 1)
+            for line in self.lines:
+                [said, *why] = line.receive()[0]
+                if said == FAILED:
+                    raise EngineError(*why)
+            _join(PrefixStore(PREFIX, store), Group(0, shards), devices[0])
+        except (RuntimeError, OSError) as error:
+            self.end()
+            raise EngineError(f"the {shards} shards did not meet ({first_line(error)})") from error
+        except BaseException:
+            self.end()
+            raise
+        self._store_kept = store
+
+    def _store(self, started: Group | None) -> Any:
+        if started is None:
+            return TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=LONGEST_WAIT)
+        return next(rendezvous("env://", timeout=LONGEST_WAIT))[0]
+
+    def _accept(self, server: socket.socket, secret: str, others: int) -> list[Line]:
+        """Wait until all other shards have called; a process that says no secret is none of them."""
+        server.settimeout(POLL_S)
+        found: list[Line] = []
+        until = time.monotonic() + LONGEST_WAIT.total_seconds()
+        while len(found) < others:
+            if ended := self.who_ended():
+                raise EngineError(f"{ended}, before it had started")
+            if time.monotonic() > until:
+                raise EngineError(
+                    f"{others - len(found)} of {others + 1} shards have not started; look at their messages"
+                )
+            try:
+                connection, _ = server.accept()
+            except TimeoutError:
+                continue
+            connection.settimeout(LONGEST_WAIT.total_seconds())
+            line = Line(connection)
+            if compare_digest(str(line.receive()[0][0]), secret):
+                found.append(line)
+        return found
+
+    def who_ended(self) -> str:
+        """Say which process that was started here has ended, if one has, or is just about to."""
+        for rank, process in enumerate(self._processes, 1):
+            with suppress(subprocess.TimeoutExpired):
+                return f"shard {rank} of the target has ended with status {process.wait(ENDING_S)}"
+        return ""
+
+    def end(self) -> None:
+        """Let all others end, if they have not."""
+        for line in self.lines:
+            line.close()
+        for process in self._processes:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        leave()
+
+
+def _start(bundle: Path, rank: int, device: str, compiled: bool, port: int) -> "subprocess.Popen[bytes]":
+    name = __name__.rpartition(".")[0] + ".follower"
+    command = [sys.executable, "-m", name, str(bundle), "--rank", str(rank), "--device", device]
+    return subprocess.Popen(
+        [*command, *(["--compiled"] if compiled else [])],
+        env=os.environ | {PORT: str(port)},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,  # signals of a terminal reach the first shard, which ends the others
+    )
+
+
+class Attending:
+    """The way of another shard to the first one."""
+
+    def __init__(self, group: Group, device: str) -> None:
+        self._group, self._device = group, device
+        if by_torchrun() is None:
+            self._store: Store = TCPStore(LOOPBACK, int(os.environ[PORT]), timeout=LONGEST_WAIT)
+        else:
+            self._store = next(rendezvous("env://", timeout=LONGEST_WAIT))[0]
+        host, port, secret = self._store.get(ADDRESS).decode().split()
+        self.line = Line(socket.create_connection((host, int(port)), LONGEST_WAIT.total_seconds()))
+        self.line.send([[secret]])
+
+    def ready(self) -> None:
+        """Say that this shard is open, and join the others."""
+        self.line.send([[READY]])
+        _join(PrefixStore(PREFIX, self._store), self._group, self._device)
+        self.line.wait_forever()
+
+    def failed(self, why: str) -> None:
+        self.line.send([[FAILED, why]])

@@ -1,0 +1,117 @@
+"""The first shard and all others, which whoever opens the graph again in this process shares."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...contract import Contract
+from ...errors import EngineError, first_line
+from ..engine import TorchEngine
+from .commands import END, RUN, Command, Packed
+from .meeting import Gathering
+
+
+class Team:
+    """Tells the others what this process does with the first shard; one thing at a time."""
+
+    def __init__(self, graph: Path, contract: Contract, devices: Sequence[str], compiled: bool) -> None:
+        self.engine = TorchEngine(graph, contract, devices[0], compiled)
+        self.users = 0
+        self._untold: list[Command] = []
+        self._telling, self._working = threading.Lock(), threading.RLock()
+        self._ended: EngineError | None = None
+        try:
+            self._others = Gathering(graph.parent.parent, devices, compiled)
+        except BaseException:
+            self.engine.close()
+            raise
+
+    def tell(self, command: Command) -> None:
+        """Keep what the others are to do until they have to; any thread may, whenever memory is forgotten."""
+        with self._telling:
+            self._untold.append(command)
+
+    def say(self, command: Command) -> None:
+        """Let the others do something now."""
+        with self._together():
+            self.tell(command)
+            self._send()
+
+    def give(self, command: Command, tensors: Sequence[Tensor]) -> None:
+        """Let the others do something for which they need these tensors' numbers."""
+        with self._together():
+            self.tell(command)
+            self._send()
+            for tensor in tensors:
+                dist.broadcast(tensor.to(self.engine.device).contiguous(), 0)
+
+    def run(self, number: int, step: Any, packed: Packed) -> None:
+        """Run a step in all shards."""
+        with self._together():
+            self.tell([RUN, number])
+            self._send()
+            packed.pack()
+            dist.broadcast(packed.whole, 0)
+            step.run()
+
+    def end(self) -> None:
+        with self._working:
+            if self._ended is None:
+                self._ended = EngineError("the shards have ended; open the bundle again")
+                self.tell([END])
+                with suppress(EngineError):  # it has gone already
+                    self._send()
+            self._others.end()
+            self.engine.close()
+
+    def _send(self) -> None:
+        with self._telling:
+            commands, self._untold = self._untold, []
+        for line in self._others.lines:
+            line.send(commands)
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Turn what fails between shards into one error, with which everything after it fails, too."""
+        with self._working:
+            if self._ended is not None:
+                raise self._ended
+            try:
+                yield
+            except torch.OutOfMemoryError:
+                raise
+            except (RuntimeError, EngineError) as error:
+                why = self._others.who_ended() or f"the shards no longer work together ({first_line(error)})"
+                self._ended = EngineError(f"{why}; open the bundle again")
+                self._others.end()
+                raise self._ended from error
+
+
+_open: dict[tuple[Path, tuple[str, ...], bool], Team] = {}
+_opening = threading.Lock()
+
+
+def team_of(graph: Path, contract: Contract, devices: Sequence[str], compiled: bool) -> Team:
+    """Open the shards of a graph, or share those that this process has open; `leave` it in the end."""
+    key = graph, tuple(devices), compiled
+    with _opening:
+        if key not in _open:
+            _open[key] = Team(graph, contract, devices, compiled)
+        _open[key].users += 1
+        return _open[key]
+
+
+def leave(team: Team) -> None:
+    """Say that one fewer uses the shards, which end without any."""
+    with _opening:
+        team.users -= 1
+        if not team.users:
+            for key in [key for key, one in _open.items() if one is team]:
+                del _open[key]
+            team.end()

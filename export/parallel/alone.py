@@ -1,0 +1,91 @@
+"""Rules of operators that compute entry by entry, or along some axes alone."""
+
+from ...engines.torch.onnx_graph import Node
+from .spread import Seed, Spread, Whole
+from .walk import SUMMED, Cut, Outputs, Rule, Walk, only
+
+
+def each_alone(walk: Walk, node: Node) -> Outputs:
+    """Of operators that compute entry by entry."""
+    rank = len(walk.shape(node.outputs[0]))
+    known = [
+        spread.along(spread.axis + rank - len(walk.shape(name)))
+        for name in node.inputs
+        if (spread := walk.spread(name))
+    ]
+    first, seeds = known[0], walk.seeds(node)
+    if any(each.axis != first.axis or not each.alike(first.parts, walk.shards) for each in known):
+        raise Whole(seeds, f"{node.op} joins what is spread in two ways")
+    for name in filter(None, node.inputs):
+        if walk.spread(name) is None:
+            cut_along(walk, node, name, rank, first, seeds)
+    return [Spread(first.axis, first.parts, seeds)]
+
+
+def cut_along(walk: Walk, node: Node, name: str, rank: int, spread: Spread, seeds: frozenset[Seed]) -> None:
+    """Let a shard have that part of another operand which goes with its own."""
+    shape = walk.shape(name)
+    axis = spread.axis - (rank - len(shape))
+    if axis < 0 or shape[axis] == 1:
+        walk.demand(name, None, seeds)
+    elif walk.is_constant(name):
+        walk.demand(name, Cut(axis, spread.parts), seeds)
+    elif walk.takes(name, axis, spread):
+        return
+    elif walk.repeats(name, axis):
+        walk.found.firsts[node.outputs[0], node.inputs.index(name)] = axis, spread.share(walk.shards)
+    else:
+        raise Whole(seeds, f"{name} is whole along what is spread")
+
+
+def gather_elements(walk: Walk, node: Node) -> Outputs:
+    x, places = node.inputs
+    spread, axis = walk.spread(x), node.attributes.get("axis", 0) % len(walk.shape(x))
+    if spread is None or walk.spread(places) is not None or spread.axis == axis:
+        raise Whole(walk.seeds(node), "GatherElements reads along what is spread")
+    cut_along(walk, node, places, len(walk.shape(x)), spread, spread.seeds)
+    return [spread]
+
+
+def along_others(*, attribute: str = "", operand: int = 0) -> Rule:
+    """Of operators that mix entries along some axes, of which none may be spread."""
+
+    def rule(walk: Walk, node: Node) -> Outputs:
+        spread, rank = only(walk, node), len(walk.shape(node.inputs[0]))
+        axes = _axes(walk, node, attribute, operand, rank)
+        if spread.axis in axes:
+            raise Whole(spread.seeds, f"{node.op} mixes what is spread")
+        for name in node.inputs[1:]:
+            if name and not operand:
+                walk.demand(name, None, spread.seeds)
+        return [spread] * len(node.outputs)
+
+    return rule
+
+
+def norm(walk: Walk, node: Node) -> Outputs:
+    spread, rank = only(walk, node), len(walk.shape(node.inputs[0]))
+    if spread.axis >= node.attributes.get("axis", -1) % rank:
+        raise Whole(spread.seeds, f"{node.op} mixes what is spread")
+    for name in filter(None, node.inputs[1:]):
+        walk.demand(name, None, spread.seeds)
+    return [spread, *[None] * (len(node.outputs) - 1)]
+
+
+def reduce(walk: Walk, node: Node) -> Outputs:
+    spread, rank = only(walk, node), len(walk.shape(node.inputs[0]))
+    axes = _axes(walk, node, "", 1, rank)
+    if spread.axis in axes:
+        if node.op != "ReduceSum" or spread.twice(walk.shards):
+            raise Whole(spread.seeds, f"{node.op} mixes what is spread")
+        walk.found.sums.append(node.outputs[0])
+        return [SUMMED]
+    if node.attributes.get("keepdims", 1):
+        return [spread]
+    return [spread.along(spread.axis - sum(axis < spread.axis for axis in axes))]
+
+
+def _axes(walk: Walk, node: Node, attribute: str, operand: int, rank: int) -> set[int]:
+    if operand:
+        return {axis % rank for axis in walk.integers(node.inputs[operand])}
+    return {node.attributes.get(attribute, -1) % rank}

@@ -1,0 +1,271 @@
+"""Walks a graph in its order, and finds how every value is spread over shards, from the columns of matrices on."""
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ...engines import ExportError
+from ...engines.torch.conversion import run_node
+from ...engines.torch.onnx_graph import Graph, Node
+from .spread import InParts, InUnits, Part, Respread, Seed, Shape, Spread, Whole
+
+Outputs = Sequence[Spread | None]
+Rule = Callable[["Walk", Node], Outputs]
+SUMMED = None  # after a sum between shards, each has the whole value
+MOST_TRIES = 400
+NUMBERS = 64  # a constant of no more is a shape, not a weight
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The part of a constant that each shard has."""
+
+    axis: int
+    parts: tuple[Part, ...]
+
+
+@dataclass
+class Found:
+    """What changes in a graph, so that each shard computes its share; nodes go by their first output."""
+
+    cuts: dict[str, Cut] = field(default_factory=dict)  # of constants
+    alone: set[str] = field(default_factory=set)  # constants that the first shard has, and the others as zeros
+    sums: list[str] = field(default_factory=list)  # values of which every shard has one term
+    lookups: dict[str, int] = field(default_factory=dict)  # nodes that look rows up, and how many a shard has
+    numbers: dict[tuple[str, int], dict[int, int]] = field(default_factory=dict)  # in a shape that a node reads
+    shares: dict[tuple[str, int], Spread] = field(default_factory=dict)  # of what a node reads, cut as it runs
+    firsts: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)  # what a node reads, cut: axis, size
+    heads: dict[str, int] = field(default_factory=dict)  # nodes that say how many heads they have
+    groups: dict[str, int] = field(default_factory=dict)  # convolutions that say how many groups they have
+    spreads: dict[str, Spread] = field(default_factory=dict)  # of inputs, outputs and values between
+    heads_of_queries: int = 0  # that each shard has, if they are spread
+    whole_for: dict[str, str] = field(default_factory=dict)  # what every shard has whole, and why
+
+
+class Walk:
+    """One way through the graph. It ends with `Respread` where a matrix has to be spread in another way."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        whole: dict[str, Tensor],
+        shards: int,
+        rows: int,
+        kinds: dict[str, "tuple[Part, ...] | None"],
+    ) -> None:
+        self.shards, self.rows = shards, rows  # of the table of tokens
+        self.found = Found()
+        self._graph, self._values, self._kinds = graph, whole, kinds
+        self._spread = self.found.spreads
+        self._numbers: dict[str, Tensor] = {}  # what each shard has of shapes
+        self._maker = {output: node for node in graph.nodes for output in node.outputs}
+        self._constant = set(graph.constants)
+        # States that a row has one value of, as long as nothing has read them whole.
+        self._states = {name for name in whole if name.startswith("past_")} - {
+            node.inputs[0] for node in graph.nodes if node.op == "TensorScatter"
+        }
+        self.keys = self._read_by_attention()
+        self._demands: dict[str, set[Cut | None]] = {}
+        self._demanders: dict[str, set[Seed]] = {}
+
+    def run(self, rules: dict[str, Rule]) -> Found:
+        for node in self._graph.nodes:
+            given = [name for name in node.inputs if name]
+            if self._isnumber(node):
+                self._compute(node)
+            elif given and all(name in self._constant for name in given):
+                self._constant.update(node.outputs)
+            elif not any(name in self._spread for name in given) and node.op not in ("MatMul", "Gemm", "Gather"):
+                for name in given:
+                    self.demand(name, None, frozenset())
+                    self._states.discard(name)
+            else:
+                if node.op not in rules:
+                    raise Whole(self.seeds(node), f"{node.op} has no rule")
+                for name, spread in zip(node.outputs, rules[node.op](self, node), strict=True):
+                    if spread is not None and not spread.whole:
+                        self._spread[name] = spread
+        for name, cuts in self._demands.items():
+            if len(cuts) > 1:
+                raise Whole(frozenset(self._demanders[name]), f"{name} is read in two ways")
+            [cut] = cuts
+            if cut is not None:
+                self.found.cuts[name] = cut
+        return self.found
+
+    def _read_by_attention(self) -> set[str]:
+        """Return the inputs whose entries attention reads."""
+        read = {name for node in self._graph.nodes if node.op == "Attention" for name in node.inputs[1:3]}
+        return {node.inputs[0] for node in self._graph.nodes if node.op == "TensorScatter" and node.outputs[0] in read}
+
+    # What rules ask.
+
+    def spread(self, name: str) -> Spread | None:
+        return self._spread.get(name) if name else None
+
+    def seeds(self, node: Node) -> frozenset[Seed]:
+        return frozenset[Seed]().union(*(each.seeds for name in node.inputs if (each := self.spread(name))))
+
+    def shape(self, name: str) -> Shape:
+        return tuple(self._values[name].shape)
+
+    def local(self, name: str) -> Shape:
+        spread = self.spread(name)
+        return self.shape(name) if spread is None else spread.local(self.shape(name), self.shards)
+
+    def takes(self, name: str, axis: int, spread: Spread) -> bool:
+        """Whether a value can be spread as its reader is: a state of a row can."""
+        if name not in self._states:
+            return False
+        self._spread[name] = spread.along(axis)
+        return True
+
+    def repeats(self, name: str, axis: int) -> bool:
+        """Whether a value is the same at all places of an axis, as it was expanded along it."""
+        node = self._maker.get(name)
+        if node is None or node.op != "Expand":
+            return False
+        before = self.shape(node.inputs[0])
+        place = axis - (len(self.shape(name)) - len(before))
+        return place < 0 or before[place] == 1
+
+    def integers(self, name: str) -> list[int]:
+        """Return the numbers of axes or sizes, as each shard computes them."""
+        found = self.number(name)
+        assert found is not None, f"{name} depends on data"
+        return [int(each) for each in found.reshape(-1)]
+
+    @property
+    def tables(self) -> Collection[str]:
+        """The constants that the graph has, and does not compute."""
+        return self._graph.constants
+
+    def is_float(self, name: str) -> bool:
+        return self._values[name].is_floating_point()
+
+    def is_constant(self, name: str) -> bool:
+        return name in self._constant
+
+    def columns(self, name: str, size: int) -> tuple[Part, ...] | None:
+        """Return how the columns of a matrix are spread, None if every shard has it whole."""
+        kind = self.kind(name)
+        if kind not in self._kinds:
+            self._kinds[kind] = (Part(size, size),)
+        parts = self._kinds[kind]
+        if parts is not None and not all(part.fits(self.shards) for part in parts):
+            parts = self._kinds[kind] = None
+        return parts
+
+    def kind(self, name: str) -> str:
+        """Say what a constant is in its layer: those of one size are spread alike in all layers."""
+        return f"{re.sub(r'[0-9]+', '#', name)} {list(self.shape(name))}"
+
+    def demand(self, name: str, cut: Cut | None, seeds: frozenset[Seed]) -> None:
+        """Note that a constant is read so, or what it is computed from."""
+        node = self._maker.get(name)
+        if not self.is_constant(name):
+            return
+        if node is None:
+            self._demands.setdefault(name, set()).add(cut)
+            self._demanders.setdefault(name, set()).update(seeds)
+            return
+        if cut is None:
+            for each in filter(None, node.inputs):
+                self.demand(each, None, seeds)
+        elif node.op == "Cast":
+            self.demand(node.inputs[0], cut, seeds)
+        elif node.op == "Transpose":
+            self.demand(node.inputs[0], Cut(node.attributes["perm"][cut.axis], cut.parts), seeds)
+        elif node.op == "DequantizeLinear":
+            self._demand_quantised(node, cut, seeds)
+        else:
+            raise Whole(seeds, f"{name} is made by {node.op}")
+
+    def _demand_quantised(self, node: Node, cut: Cut, seeds: frozenset[Seed]) -> None:
+        whole = self.shape(node.inputs[0])
+        for name in filter(None, node.inputs):
+            shape = self.shape(name)
+            axis = cut.axis
+            if len(shape) == 1 and len(whole) > 1:  # one for each place of an axis
+                if node.attributes.get("axis", 1) % len(whole) != axis:
+                    self.demand(name, None, seeds)
+                    continue
+                axis = 0
+            block = 1 if not shape else whole[cut.axis] // shape[axis]
+            if not shape:
+                self.demand(name, None, seeds)
+                continue
+            if any(part.share(self.shards) % block or part.size % block for part in cut.parts):
+                raise Whole(seeds, f"blocks of {block} lie across shards")
+            parts = tuple(Part(p.size // block, min(p.units, p.size // block)) for p in cut.parts)
+            self.demand(name, Cut(axis, parts), seeds)
+
+    def sized(self, node: Node, place: int, wanted: Mapping[int, int], seeds: frozenset[Seed]) -> None:
+        """Let a node read sizes [n] that give what a shard has: these at these places."""
+        name = node.inputs[place]
+        found = self.number(name)
+        if found is None:
+            raise Whole(seeds, f"the sizes {name} are not known")
+        if change := {at: size for at, size in wanted.items() if found[at] not in (size, -1)}:
+            self.found.numbers[node.outputs[0], place] = change
+
+    # Shapes.
+
+    def _isnumber(self, node: Node) -> bool:
+        return node.op == "Shape" or all(not self._values[name].is_meta for name in node.outputs)
+
+    def _compute(self, node: Node) -> None:
+        if node.op == "Shape":
+            [name] = node.inputs
+            start, end = node.attributes.get("start", 0), node.attributes.get("end")
+            self._numbers[node.outputs[0]] = torch.tensor(self.local(name)[start:end], dtype=torch.int64)
+            return
+        values = {name: self.number(name) for name in node.inputs if name}
+        if any(value is None for value in values.values()):  # it is not about sizes
+            values = {name: self._values[name] for name in values}
+        run_node(node, values)  # type: ignore[arg-type]
+        self._numbers.update({name: values[name] for name in node.outputs})  # type: ignore[misc]
+
+    def number(self, name: str) -> Tensor | None:
+        value = self._numbers.get(name, self._values[name])
+        return None if value.is_meta else value
+
+
+def only(walk: Walk, node: Node) -> Spread:
+    """Return how the first input is spread, of an operator whose others are numbers."""
+    spread = walk.spread(node.inputs[0])
+    if spread is None or any(walk.spread(name) for name in node.inputs[1:]):
+        raise Whole(walk.seeds(node), f"{node.op} reads by what is spread")
+    return spread
+
+
+def settle(graph: Graph, whole: dict[str, Tensor], shards: int, rows: int, rules: dict[str, Rule]) -> Found:
+    """Find the way in which as many matrices as possible are spread."""
+    kinds: dict[str, tuple[Part, ...] | None] = {}
+    whole_for: dict[str, str] = {}
+    for _ in range(MOST_TRIES):
+        try:
+            found = Walk(graph, whole, shards, rows, kinds).run(rules)
+        except Respread as asked:
+            _respread(kinds, asked, whole_for)
+        else:
+            found.whole_for = whole_for
+            return found
+    raise ExportError(f"the graph was not split within {MOST_TRIES} tries; please report it")
+
+
+def _respread(kinds: dict[str, tuple[Part, ...] | None], why: Respread, whole_for: dict[str, str]) -> None:
+    assert why.seeds, why
+    [kind, place], *others = sorted(why.seeds)
+    parts = kinds[kind]
+    if isinstance(why, InParts) and not others and parts is not None and parts[place].size == sum(why.sizes):
+        kinds[kind] = (*parts[:place], *(Part(size, size) for size in why.sizes), *parts[place + 1 :])
+    elif isinstance(why, InUnits) and not others and parts is not None and parts[place].units != why.units:
+        kinds[kind] = (*parts[:place], Part(parts[place].size, why.units), *parts[place + 1 :])
+    else:
+        for kind, _ in why.seeds:
+            kinds[kind] = None
+            whole_for[kind] = str(why)

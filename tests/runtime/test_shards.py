@@ -1,0 +1,77 @@
+"""A target in shards, each in a process of its own, says what it says in one: bit for bit where sums are exact."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from trt_spec.engines import Bundle, EngineError
+from trt_spec.runtime import Decoder, SamplingParams
+
+from ..kit.bundles import Pair
+from ..kit.prompts import REPEATS
+from ..kit.shards import in_shards
+
+PROMPTS = [[5, 9, 17, 5, 9, 20, 33], REPEATS, [8, 2, 44], [5, 9, 17, 5, 9, 20, 33, 12, 13]]
+TOKENS = 16
+GREEDY = SamplingParams(max_new_tokens=TOKENS, temperature=0, ignore_eos=True)
+SAMPLED = [SamplingParams(max_new_tokens=TOKENS, seed=seed, top_p=0.9, ignore_eos=True) for seed in range(len(PROMPTS))]
+SHARDS = (2, 4)  # with four, two have the same head of keys
+CHOICES = [(0, "none"), (3, "model"), ("3x2", "model"), (4, "suffix")]
+
+
+@pytest.fixture(scope="module")
+def folder(llama: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shards")
+    for shards in (1, *SHARDS):
+        in_shards(llama.bundle, folder / str(shards), shards)
+    return folder
+
+
+def opened(folder: Path, shards: int, **options: object) -> Decoder:
+    return Decoder.open(folder / str(shards), "torch", max_batch=3, prefix_bytes=2**22, **options)
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Iterator[Decoder]:
+    with opened(folder, 1) as decoder:
+        yield decoder
+
+
+@pytest.fixture(scope="module", params=[SHARDS[0], pytest.param(SHARDS[1], marks=pytest.mark.exhaustive)])
+def sharded(folder: Path, request: pytest.FixtureRequest) -> Iterator[Decoder]:
+    with opened(folder, request.param) as decoder:
+        yield decoder
+
+
+def texts(decoder: Decoder, params: object, length: object, drafter: str) -> list[tuple[int, ...]]:
+    outputs = decoder.generate(PROMPTS, params, draft_length=length, drafter=drafter)
+    assert length == 0 or sum(output.speculation.accepted for output in outputs) > 0
+    return [output.token_ids for output in outputs]
+
+
+@pytest.mark.parametrize(("length", "drafter"), CHOICES)
+def test_several_processes_say_what_one_says(whole: Decoder, sharded: Decoder, length: object, drafter: str) -> None:
+    """There are more prompts than rows, so that rows move, and prefixes are found again."""
+    for params in (GREEDY, SAMPLED):
+        assert texts(sharded, params, length, drafter) == texts(whole, params, length, drafter)
+
+
+@pytest.mark.parametrize("shards", SHARDS)
+def test_each_process_holds_its_share_of_the_weights_and_of_the_cache(folder: Path, shards: int) -> None:
+    whole, first = (folder / str(count) / "target" / "weights.bin" for count in (1, shards))
+    held = [first.stat().st_size, *(one.stat().st_size for one in sorted(first.parent.glob("shard*/weights.bin")))]
+    assert len(held) == shards
+    assert max(held) <= 1.2 * whole.stat().st_size / shards  # of a tiny model norms are a part
+    assert {state.shape[0] for state in Bundle.read(folder / str(shards)).target.contract.states} == {1}
+
+
+@pytest.mark.parametrize(
+    ("engine", "devices", "why"),
+    [
+        ("onnxruntime", None, "engine onnxruntime runs no shards, .* is one of 2; use engine torch or torch-compiled"),
+        ("torch", ["cpu"], "is one of 2 shards, 1 devices are given; name one for each"),
+    ],
+)
+def test_what_cannot_run_shards_says_so(folder: Path, engine: str, devices: list[str] | None, why: str) -> None:
+    with pytest.raises(EngineError, match=why):
+        Decoder.open(folder / "2", engine, devices=devices)

@@ -1,0 +1,83 @@
+"""Shards go on together after preemption, and end together: if one has gone, and with the process that leads them."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from trt_spec.engines import EngineError
+from trt_spec.engines.torch.parallel import team
+from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.runtime.memory.full import CacheFull
+
+from ..kit.bundles import Pair
+from ..kit.shards import in_shards
+
+PROMPT = [5, 9, 17, 5, 9, 20, 33]
+GREEDY = SamplingParams(max_new_tokens=16, temperature=0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def bundle(llama: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    bundle = tmp_path_factory.mktemp("shards") / "bundle"
+    in_shards(llama.bundle, bundle, 2)
+    return bundle
+
+
+def test_rows_that_give_up_their_place_go_on_in_all_shards(llama: Pair, bundle: Path) -> None:
+    """From blocks that were kept."""
+    prompts, long = [PROMPT, [*PROMPT, 12, 13], [8, 2, 44]], replace(GREEDY, max_new_tokens=60)
+    in_shards(llama.bundle, bundle.with_name("whole"), 1)
+    with Decoder.open(bundle.with_name("whole"), "torch", max_batch=3) as decoder:
+        wanted = decoder.generate(prompts, long, draft_length=3)
+    with Decoder.open(bundle, "torch", max_batch=3, prefix_bytes=2**22) as decoder:
+        requests = [decoder.submit(prompt, long, draft_length=3) for prompt in prompts]
+        for _ in range(10):
+            decoder.step()
+        for _ in range(2):
+            decoder._scheduler.seating.preempt(CacheFull("the test takes their places"))
+        run(decoder)
+    assert [one.output().token_ids for one in requests] == [one.token_ids for one in wanted]
+
+
+def run(decoder: Decoder) -> None:
+    while decoder.step():
+        pass
+
+
+def test_a_shard_that_dies_ends_all_with_one_error(bundle: Path) -> None:
+    with Decoder.open(bundle, "torch", max_batch=3) as decoder:
+        request = decoder.submit(PROMPT, GREEDY)
+        decoder.step()
+        [process] = decoder.target.engine._team._others._processes
+        process.kill()
+        with pytest.raises(EngineError, match="shard 1 of the target has ended with status -9; open the bundle again"):
+            run(decoder)
+        assert request.finished
+        later = decoder.submit(PROMPT, GREEDY)
+        with pytest.raises(EngineError, match="shard 1 of the target has ended"):
+            run(decoder)
+        assert later.finished
+    assert not team._open
+
+
+def test_shards_end_with_the_process_that_leads_them(bundle: Path) -> None:
+    """Whatever ends it: they have a session of their own, and signals of a terminal do not reach them."""
+    leads = (
+        "import sys\nfrom trt_spec.runtime import Decoder\n"
+        f"decoder = Decoder.open({str(bundle)!r}, 'torch', max_batch=1)\n"
+        "print(decoder.target.engine._team._others._processes[0].pid, flush=True)\nsys.stdin.read()\n"
+    )
+    leader = subprocess.Popen([sys.executable, "-c", leads], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert leader.stdout is not None
+    follower = int(leader.stdout.readline())
+    os.kill(follower, signal.SIGTERM)  # which the leader alone obeys
+    os.kill(follower, 0)
+    leader.kill()
+    leader.communicate()
+    with os.fdopen(os.pidfd_open(follower)) as ended:
+        assert select.select([ended], [], [], 60)[0], "the shard is still there"
