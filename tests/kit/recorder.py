@@ -14,7 +14,7 @@ class Recorder:
         self.unread: set[int] = set()  # launched, their results not yet taken
         self.most_unread = 0
 
-    def __call__(self, work: Callable[[Clock], Tensor], like: Tensor, pool: object) -> "Recorded":
+    def __call__(self, work: Callable[[Clock], Tensor], like: Tensor, pool: object, engines: object = ()) -> "Recorded":
         self.launched.append(0)
         return Recorded(self, len(self.launched) - 1, work, like)
 

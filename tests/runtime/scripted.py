@@ -104,7 +104,7 @@ def scripted_decoder(
     bundle = Bundle(folder, models, vocabulary, {}, {})
 
     def open_engines(
-        engines: Sequence[str], graphs: Sequence[tuple[Path, Contract]], device: str
+        engines: Sequence[str], graphs: Sequence[tuple[Path, Contract]], device: str, **_: object
     ) -> list[ScriptedEngine]:
         return [ScriptedEngine(contract, scripts[graph.parent.name]) for graph, contract in graphs]
 

@@ -1,6 +1,7 @@
 """The first shard and all others, which whoever opens the graph again in this process shares."""
 
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,8 +24,8 @@ class Team:
     def __init__(self, graph: Path, contract: Contract, devices: Sequence[str], compiled: bool) -> None:
         self.engine = TorchEngine(graph, contract, devices[0], compiled)
         self.users = 0
-        self._untold: list[Command] = []
-        self._telling, self._working = threading.Lock(), threading.RLock()
+        self._unsaid: deque[Command] = deque()  # no lock: memory is forgotten wherever Python collects garbage
+        self._working = threading.RLock()
         self._ended: EngineError | None = None
         try:
             self._others = Gathering(graph.parent.parent, devices, compiled)
@@ -34,8 +35,7 @@ class Team:
 
     def tell(self, command: Command) -> None:
         """Keep what the others are to do until they have to; any thread may, whenever memory is forgotten."""
-        with self._telling:
-            self._untold.append(command)
+        self._unsaid.append(command)
 
     def say(self, command: Command) -> None:
         """Let the others do something now."""
@@ -71,8 +71,7 @@ class Team:
             self.engine.close()
 
     def _send(self) -> None:
-        with self._telling:
-            commands, self._untold = self._untold, []
+        commands = [self._unsaid.popleft() for _ in range(len(self._unsaid))]
         for line in self._others.lines:
             line.send(commands)
 

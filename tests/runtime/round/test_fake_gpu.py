@@ -219,7 +219,7 @@ class Diced:
 def decoder(llama: Pair, watch: Watch) -> Iterator[Decoder]:
     """On that GPU; without inference mode, in which torch makes no fake tensor of a list."""
 
-    def open_engines(name: str, graphs: Sequence[tuple[Path, Contract]], device: str) -> list[IdleEngine]:
+    def open_engines(name: str, graphs: Sequence[tuple[Path, Contract]], device: str, **_: object) -> list[IdleEngine]:
         return [IdleEngine(contract, device) for _, contract in graphs]
 
     with (
