@@ -7,8 +7,7 @@ from unittest.mock import patch
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from trt_spec.engines import Bundle, Contract, ModelEntry, Step, TokenizerEntry, keys_and_values
-from trt_spec.engines.engine import chunks
+from trt_spec.engines import Bundle, Contract, Engine, ModelEntry, Step, TokenizerEntry, keys_and_values
 from trt_spec.runtime import Decoder
 from trt_spec.runtime.lengths.costs import Costs
 
@@ -19,12 +18,10 @@ EOS = 256
 BYTES = bytes_to_symbols()
 
 
-class ScriptedEngine:
+class ScriptedEngine(Engine):
     """An engine whose logits favour `next_token(context)`; like a model, it reads the context from its cache."""
 
-    static_capacity = reads_prefixes = reads_live = own_threads = False
-    logits_dtype = "float32"
-    verify_width, read_width, takes_trees, reads_together = 65, 65, True, True
+    reads_together = True
     device = "cpu"
 
     def __init__(self, contract: Contract, next_token: NextToken) -> None:
@@ -32,11 +29,6 @@ class ScriptedEngine:
         self.height = 20.0  # of the logit it favours
         self.on_run: Callable[[], None] = lambda: None
         self.widths: list[tuple[int, int]] = []  # batch and width of every run
-
-    def reserve(self, rows: int, capacity: int) -> None: ...
-
-    def prefill_widths(self, tokens: int) -> list[int]:
-        return chunks(tokens, 256)
 
     def step(self, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> Step:
         ids, start, ancestors, logit_rows = (inputs[name] for name in ("input_ids", "start", "ancestors", "logit_rows"))
@@ -58,13 +50,6 @@ class ScriptedEngine:
                     logits[row, index, self.next_token(context)] = self.height
 
         return Step(inputs, outputs, run)
-
-    def capturable(self) -> bool:
-        return False
-
-    def settle(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def byte_tokenizer(extra: Sequence[str] = ()) -> Tokenizer:
