@@ -42,6 +42,11 @@ def build_plans(
     """Compile what the bundle lacks; what is there and still true is kept."""
     begun = time.perf_counter()
     bundle = Bundle.open(path)
+    if (shards := bundle.target.contract.shards) > 1:
+        raise ExportError(
+            f"the target of bundle {path} is in {shards} shards, for which no plans are made; use engine torch, or "
+            "export without --tensor-parallel"
+        )
     if bundle.vision is not None:
         raise ExportError(
             f"the target of bundle {path} reads images, for which no plans are made; use engine onnxruntime or torch, "

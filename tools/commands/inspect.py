@@ -106,6 +106,7 @@ def _model_json(bundle: Bundle, role: str, model: ModelEntry, length: int) -> di
         "max_length": contract.max_length,
         "graph_bytes": bundle.files[f"{role}/model.onnx"]["bytes"],
         "weight_bytes": bundle.weight_bytes(role),
+        "shards": contract.shards,
         "kv_bytes_per_token": contract.cache_bytes_per_token,
         "kv_bytes_per_row": contract.cache_bytes(1, length),
         "adapters": contract.adapters and {"most": contract.adapters.most, "rank": contract.adapters.rank},
@@ -173,7 +174,7 @@ def _report(found: dict[str, Any]) -> str:
         ("longest sequence", lambda m: f"{m['max_length']:,}"),
         ("graph", lambda m: in_bytes(m["graph_bytes"])),
         ("quantised", lambda m: m["quantised"]),
-        ("weights", lambda m: in_bytes(m["weight_bytes"])),
+        ("weights", lambda m: in_bytes(m["weight_bytes"]) + _in_shards(m["shards"])),
         ("cache of a token", lambda m: in_bytes(m["kv_bytes_per_token"])),
         (f"cache of {memory['length']:,} tokens", lambda m: in_bytes(m["kv_bytes_per_row"])),
         ("checked", lambda m: _checked(m["check"])),
@@ -217,6 +218,10 @@ def _encoder_line(encoder: dict[str, Any]) -> str:
         f"of {encoder['name']}, reads {reads} for {' and '.join(encoder['feeds'])}; {encoder['parameters']:,} "
         f"parameters, {in_bytes(encoder['weight_bytes'])}, {_checked(encoder['check'])}"
     )
+
+
+def _in_shards(shards: int) -> str:
+    return "" if shards == 1 else f" in each of {shards} shards"
 
 
 def _vision_line(vision: dict[str, Any]) -> str:
