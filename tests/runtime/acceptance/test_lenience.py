@@ -1,9 +1,12 @@
 """What lenience does where more than a line is proposed, enumerated by the code that runs: all tokens, all verdicts."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from trt_spec.runtime import SamplingParams
 from trt_spec.runtime.acceptance import descent
+from trt_spec.runtime.acceptance.accept import likely_enough
 
 from .distributions import EXACT, Distribution, excess, random_models
 from .nodes import Every, distribution_of_a_round, of_lines, of_shape, shaped, some_round
@@ -54,6 +57,12 @@ def test_a_greedy_row_keeps_the_longest_path_of_tokens_that_are_likely_enough(ki
         assert found[count] == models.p[stands].argmax(), "the next token is the best"
         beyond_the_best += count > max(until_unlikely(models.p, path, 1) for path in own)
     assert beyond_the_best > 0
+
+
+def test_a_strict_row_beside_a_lenient_one_takes_the_first_of_two_equal_scores_alone() -> None:
+    scores, tied = torch.tensor([[[0.0, 2.0, 2.0]]] * 2), torch.tensor([[2]] * 2)
+    rows = SimpleNamespace(lenience=torch.tensor([1.0, LENIENCE]))
+    assert likely_enough(scores, tied, rows).tolist() == [[False], [True]]
 
 
 def until_unlikely(target: Distribution, path: Tokens, lenience: float) -> int:
