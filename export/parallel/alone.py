@@ -65,6 +65,12 @@ def along_others(*, attribute: str = "", operand: int = 0) -> Rule:
 
 def norm(walk: Walk, node: Node) -> Outputs:
     spread, rank = only(walk, node), len(walk.shape(node.inputs[0]))
+    last = node.attributes.get("axis", -1) % rank == spread.axis == rank - 1
+    if last and node.op == "RMSNormalization" and not spread.twice(walk.shards):
+        scale = node.inputs[1]
+        walk.demand(scale, Cut(len(walk.shape(scale)) - 1, spread.parts), spread.seeds)
+        walk.found.norms[node.outputs[0]] = walk.shape(node.inputs[0])[-1]
+        return [spread]
     if spread.axis >= node.attributes.get("axis", -1) % rank:
         raise Whole(spread.seeds, f"{node.op} mixes what is spread")
     for name in filter(None, node.inputs[1:]):

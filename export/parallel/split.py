@@ -4,9 +4,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 import torch
 from torch import Tensor
@@ -16,10 +14,10 @@ from ...engines.bundle import FUSED, GRAPH, WEIGHTS, shard_folder
 from ...engines.torch.conversion import Recorder, run_node
 from ...engines.torch.onnx_graph import Graph, read_graph
 from .rules import RULES
+from .shard import Shard
 from .spread import Spread
-from .walk import NUMBERS, Cut, Found, settle
+from .walk import NUMBERS, Found, settle
 
-DOMAIN = "trt_spec"  # of the operators that are between shards
 SIZES = {  # no two products of them are alike
     "batch": 11,
     "capacity": 97,
@@ -30,7 +28,6 @@ SIZES = {  # no two products of them are alike
     "tail": 37,
     "width": 13,
 }
-LOGITS = "logits"
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ def split(folder: Path, contract: Contract, shards: int, *, exact: bool = False)
     (folder / FUSED).unlink(missing_ok=True)
     for rank in range(shards):
         model = ir.load(aside / GRAPH)
-        _Shard(model, contract, found, rank, shards, exact).apply()
+        Shard(model, contract, found, rank, shards, exact).apply()
         place = shard_folder(folder, rank)
         place.mkdir(exist_ok=True)
         ir.save(model, place / GRAPH, external_data=WEIGHTS, size_threshold_bytes=1024, max_workers=1)
@@ -97,222 +94,3 @@ def _state(state: State, spread: Spread, shards: int) -> State:
     of_entries = bool(STATE_KINDS[state.kind].capacity)  # [rows, heads, entries, size]
     axis = spread.axis - 1 - (of_entries and spread.axis > 2)
     return replace(state, shape=(*state.shape[:axis], spread.share(shards), *state.shape[axis + 1 :]))
-
-
-class _Shard:
-    """Makes one shard of a graph, whose constants are still whole."""
-
-    def __init__(self, model: ir.Model, contract: Contract, found: Found, rank: int, shards: int, exact: bool) -> None:
-        self._exact = exact
-        self._model, self._graph, self._contract, self._found = model, model.graph, contract, found
-        self._rank, self._shards = rank, shards
-        self._values = {str(value.name): value for node in self._graph for value in node.outputs}
-        self._values |= {str(value.name): value for value in self._graph.inputs}
-
-    def apply(self) -> None:
-        for name in dict.fromkeys(self._found.sums):
-            self._sum(name)
-        if self._shards == 1:
-            return
-        self._model.opset_imports[DOMAIN] = 1
-        for node in list(self._graph):
-            self._change(node)
-        spread = self._found.spreads.get(LOGITS)
-        if spread is not None:
-            self._gather_logits(spread)
-        for name, cut in self._found.cuts.items():
-            _keep(self._graph.initializers[name], cut, self._rank, self._shards)
-        if self._rank:
-            for name in self._found.alone:
-                value = self._graph.initializers[name]
-                assert value.const_value is not None
-                value.const_value = ir.Tensor(np.zeros_like(value.const_value.numpy()), name=name)
-        for value in self._values.values():
-            value.shape = None
-        for spec, value in zip(self._contract.inputs, self._graph.inputs, strict=True):
-            value.shape = ir.Shape(spec.shape)
-        for spec, value in zip(self._contract.outputs, self._graph.outputs, strict=True):
-            value.shape = ir.Shape(spec.shape)
-
-    def _change(self, node: ir.Node) -> None:
-        key = str(node.outputs[0].name)
-        if key in self._found.lookups:
-            self._look_up_own(node, self._found.lookups[key])
-        if key in self._found.heads:
-            node.attributes["num_heads"] = ir.AttrInt64("num_heads", self._found.heads[key])
-        if key in self._found.groups:
-            node.attributes["group"] = ir.AttrInt64("group", self._found.groups[key])
-        for (name, place), change in self._found.numbers.items():
-            if name == key:
-                self._set_numbers(node, place, change)
-        for (name, place), (axis, size) in self._found.firsts.items():
-            if name == key:
-                self._take_first(node, place, axis, size)
-        for (name, place), spread in self._found.shares.items():
-            if name == key:
-                self._take_share(node, place, spread)
-
-    def _set_numbers(self, node: ir.Node, place: int, change: Mapping[int, int]) -> None:
-        given = node.inputs[place]
-        assert given is not None
-        made: ir.Value
-        if given.const_value is not None:
-            numbers = given.const_value.numpy().copy()
-            for at, number in change.items():
-                numbers[at] = number
-            made = self._constant(f"{given.name}.{_named(change)}", numbers)
-        else:
-            pieces, begin, nodes = list[ir.Value](), 0, list[ir.Node]()
-            for at, number in sorted(change.items()):
-                if at > begin:
-                    pieces.append(self._slice(given, begin, at, nodes))
-                pieces.append(self._constant(f"number.{number}", np.array([number])))
-                begin = at + 1
-            pieces.append(self._slice(given, begin, 2**31, nodes))
-            joined = ir.node("Concat", pieces, {"axis": 0})
-            joined.outputs[0].name = f"{node.outputs[0].name}.sizes.{place}"
-            self._graph.insert_before(node, [*nodes, joined])
-            made = joined.outputs[0]
-        node.replace_input_with(place, made)
-
-    def _slice(self, value: ir.Value, begin: int, end: int, nodes: list[ir.Node], axis: int = 0) -> ir.Value:
-        numbers = (self._constant(f"number.{each}", np.array([each])) for each in (begin, end, axis))
-        node = ir.node("Slice", [value, *numbers])
-        node.outputs[0].name = f"{value.name}.from.{begin}.{end}.{len(self._graph)}.{len(nodes)}"
-        nodes.append(node)
-        return node.outputs[0]
-
-    def _take_first(self, node: ir.Node, place: int, axis: int, size: int) -> None:
-        """Let the node read so many of entries that are all alike."""
-        given, nodes = node.inputs[place], list[ir.Node]()
-        assert given is not None
-        cut = self._slice(given, 0, size, nodes, axis)
-        self._graph.insert_before(node, nodes)
-        node.replace_input_with(place, cut)
-
-    def _take_share(self, node: ir.Node, place: int, spread: Spread) -> None:
-        """Let the node read this shard's part of a value that every shard has."""
-        given = node.inputs[place]
-        assert given is not None
-        [part] = spread.parts
-        begin = part.begin(self._rank, self._shards)
-        ends = [
-            self._constant(f"shard.{number}.{part.size}", np.array([at]))
-            for number, at in (("begin", begin), ("end", begin + part.share(self._shards)))
-        ]
-        cut = ir.node("Slice", [given, *ends, self._constant("number.1", np.array([1]))])
-        cut.outputs[0].name = f"{node.outputs[0].name}.share.{place}"
-        self._graph.insert_before(node, cut)
-        node.replace_input_with(place, cut.outputs[0])
-
-    def _look_up_own(self, node: ir.Node, rows: int) -> None:
-        """Let a lookup find the rows that this shard has, and zeros for others."""
-        ids, name = node.inputs[1], node.outputs[0].name
-        first = self._constant("shard.first", np.array(self._rank * rows))
-        nothing, last = self._constant("number.scalar.0", np.array(0)), self._constant("shard.last", np.array(rows - 1))
-        own = ir.node("Sub", [ids, first])
-        held = ir.node("Clip", [own.outputs[0], nothing, last])
-        same = ir.node("Equal", [own.outputs[0], held.outputs[0]])
-        each = ir.node("Unsqueeze", [same.outputs[0], self._constant("number.-1", np.array([-1]))])
-        table = node.inputs[0]
-        assert table is not None
-        found = ir.node("Gather", [table, held.outputs[0]], {"axis": 0})
-        zero = np.zeros((), table.dtype.numpy())  # type: ignore[union-attr]
-        for number, one in enumerate((own, held, same, each, found)):
-            one.outputs[0].name = f"{name}.own.{number}"
-        self._graph.insert_before(node, [own, held, same, each, found])
-        kept = ir.node("Where", [each.outputs[0], found.outputs[0], self._constant(f"zero.{table.dtype}", zero)])
-        kept.outputs[0].name = f"{name}.kept"
-        self._replace(node, kept)
-
-    def _replace(self, node: ir.Node, new: ir.Node) -> None:
-        name = node.outputs[0].name
-        self._graph.insert_before(node, new)
-        node.outputs[0].replace_all_uses_with(new.outputs[0])
-        self._graph.remove(node, safe=True)
-        new.outputs[0].name = name
-        self._values[str(name)] = new.outputs[0]
-
-    def _sum(self, name: str) -> None:
-        """Sum a value over all shards, after its terms were computed in float64 if sums are to be exact."""
-        value, wide = self._values[name], int(ir.DataType.DOUBLE)
-        node = value.producer()
-        assert node is not None
-        if not self._exact or node.op_type == "Gather":  # only one shard has what is looked up
-            self._between("AllReduce", value)
-            return
-        assert value.dtype is not None
-        for place, given in enumerate(node.inputs):
-            if given is not None and (place == 0 or node.op_type != "ReduceSum"):  # which has axes, too
-                cast = ir.node("Cast", [given], {"to": wide})
-                cast.outputs[0].name = f"{name}.wide.{place}"
-                self._graph.insert_before(node, cast)
-                node.replace_input_with(place, cast.outputs[0])
-        narrow = ir.node("Cast", [value], {"to": int(value.dtype)})
-        narrow.outputs[0].name, narrow.outputs[0].type = f"{name}.narrow", value.type
-        value.replace_all_uses_with(narrow.outputs[0], replace_graph_outputs=True)
-        narrow.replace_input_with(0, value)
-        self._graph.insert_after(node, narrow)
-        value.type = ir.TensorType(ir.DataType.DOUBLE)
-        self._between("AllReduce", value)
-
-    def _between(self, op: str, value: ir.Value, **attributes: int) -> ir.Value:
-        """Put an operator between shards after a value, for all who read it."""
-        if self._shards == 1:
-            return value
-        made = value.producer()
-        assert made is not None
-        node = ir.node(op, [value], attributes, domain=DOMAIN)
-        node.outputs[0].name, node.outputs[0].type = f"{value.name}.{op}", value.type
-        value.replace_all_uses_with(node.outputs[0], replace_graph_outputs=True)
-        node.replace_input_with(0, value)
-        self._graph.insert_after(made, node)
-        return node.outputs[0]
-
-    def _gather_logits(self, spread: Spread) -> None:
-        """Let the logits be those of all shards, side by side, without what the last one is padded with."""
-        value = self._values[LOGITS]
-        value.name = f"{LOGITS}.own"
-        made = self._between("AllGather", value, shards=self._shards)
-        if spread.parts[0].size > self._contract.vocab_size:
-            nodes: list[ir.Node] = []
-            cut = self._slice(made, 0, self._contract.vocab_size, nodes, axis=2)
-            self._graph.append(nodes[0])
-            self._graph.outputs[0] = cut
-            cut.type, made = made.type, cut
-        made.name = LOGITS
-
-    def _constant(self, name: str, numbers: Any) -> ir.Value:
-        if name not in self._graph.initializers:
-            tensor = ir.Tensor(numbers, name=name)
-            value = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
-            self._graph.register_initializer(value)
-        return self._graph.initializers[name]
-
-
-def _named(change: Mapping[int, int]) -> str:
-    return "-".join(f"{at}.{number}" for at, number in change.items())
-
-
-def _keep(value: ir.Value, cut: Cut, rank: int, shards: int) -> None:
-    """Let a constant be a shard's part of it, which is read when it is written."""
-    whole = value.const_value
-    assert whole is not None
-    shape = list(whole.shape.numpy())
-    shape[cut.axis] = sum(part.share(shards) for part in cut.parts)
-
-    def own() -> ir.Tensor[Any]:
-        array, begin, taken = whole.numpy(), 0, []
-        for part in cut.parts:
-            at, share = begin + part.begin(rank, shards), part.share(shards)
-            piece = array.take(range(at, min(at + share, array.shape[cut.axis])), cut.axis)
-            if (missing := share - piece.shape[cut.axis]) > 0:  # of a table that is padded
-                rest = [(0, 0)] * array.ndim
-                rest[cut.axis] = (0, missing)
-                piece = np.pad(piece, rest)
-            taken.append(piece)
-            begin += part.size
-        return ir.Tensor(np.concatenate(taken, cut.axis), dtype=whole.dtype, name=value.name)
-
-    value.const_value = ir.LazyTensor(own, dtype=whole.dtype, shape=ir.Shape(shape), name=value.name)
-    value.shape = ir.Shape(shape)

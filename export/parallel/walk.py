@@ -34,6 +34,7 @@ class Found:
     cuts: dict[str, Cut] = field(default_factory=dict)  # of constants
     alone: set[str] = field(default_factory=set)  # constants that the first shard has, and the others as zeros
     sums: list[str] = field(default_factory=list)  # values of which every shard has one term
+    norms: dict[str, int] = field(default_factory=dict)  # nodes that take a mean over so many entries of all shards
     lookups: dict[str, int] = field(default_factory=dict)  # nodes that look rows up, and how many a shard has
     numbers: dict[tuple[str, int], dict[int, int]] = field(default_factory=dict)  # in a shape that a node reads
     shares: dict[tuple[str, int], Spread] = field(default_factory=dict)  # of what a node reads, cut as it runs

@@ -6,7 +6,7 @@ import pytest
 from trt_spec.engines import Bundle, BundleError, ExportError
 from trt_spec.export import export_bundle
 from trt_spec.export.checking.check_shards import check_shards, whole_logits
-from trt_spec.export.parallel import split as splitting
+from trt_spec.export.parallel.shard import Shard
 from trt_spec.tools.commands.export_models import main
 
 from ...kit.bundles import Pair
@@ -14,8 +14,8 @@ from ...kit.families import tiny_checkpoint
 from ...kit.shards import in_shards
 
 # One of each form: heads of keys that are shared, experts, latent attention, recurrent layers, learned positions,
-# merged projections, a bias for each head, an odd vocabulary.
-FORMS = ("gemma2", "qwen3_moe", "deepseek_v3", "bamba", "gpt2", "phi3", "bloom", "gpt_oss")
+# merged projections, a bias for each head, pairs of columns, a norm over all heads.
+FORMS = ("gemma2", "qwen3_moe", "deepseek_v3", "bamba", "gpt2", "phi3", "bloom", "gpt_oss", "olmo2")
 TEXT = [5, 9, 17, 5, 9, 20, 33, 12, 8, 2, 44]
 
 
@@ -45,9 +45,9 @@ def test_shards_of_every_form_compute_what_the_graph_does(family: str, shards: i
 
 
 def test_shards_that_lack_a_sum_are_refused(llama: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = splitting._Shard._sum
+    whole = Shard._sum
     left_out = {"linear_6"}
-    monkeypatch.setattr(splitting._Shard, "_sum", lambda self, name: name in left_out or whole(self, name))
+    monkeypatch.setattr(Shard, "_sum", lambda self, name: name in left_out or whole(self, name))
     with pytest.raises(ExportError, match="the 2 shards of the target do not compute what the whole graph does"):
         export_bundle(llama.checkpoint, tmp_path / "bundle", shards=2)
     assert not (tmp_path / "bundle").exists()
