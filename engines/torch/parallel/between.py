@@ -8,7 +8,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...errors import EngineError
-from ..kernels.declare import NAMESPACE
+
+NAMESPACE = "trt_spec_between"  # of torch's operators that are no kernels
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def _declare(name: str, schema: str, shape: Callable[..., Tensor], run: Callable
     for device in ("cpu", "cuda"):
         torch.library.impl(full, device, run)
     torch.library.register_fake(full, shape)
-    operator: Callable[..., Tensor] = getattr(torch.ops.trt_spec, name)
+    operator: Callable[..., Tensor] = getattr(torch.ops.trt_spec_between, name)
     return operator
 
 
