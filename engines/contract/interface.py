@@ -3,15 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ..errors import ContractError
 from .states import Dim
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from .adapters import Adapters
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class Interface(ABC):
     """The part of any graph's contract that an engine asks for."""
 
     dtype: str  # of weights
-    adapters: "Adapters | None" = None  # the room of a second graph beside it, if there is one
+    adapters: Any = None  # the room of a second graph beside it, if there is one
     shards = 1  # that run a call together, each on a device of its own
 
     @property

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ..onnx_types import dtype_of
 from .attending import attention
+from .between import gather_shards, sum_shards
 from .kernels import FUSED_OPS
 from .kernels.entries import put, turned
-from .parallel.between import gather_shards, sum_shards
 
 FIXED: dict[str, Any] = {
     "alpha": 1.0,

@@ -8,10 +8,9 @@ import onnx_ir as ir
 
 from ...engines import Contract
 from .spread import Spread
-from .walk import Cut, Found
+from .walk import LOGITS, Cut, Found
 
 DOMAIN = "trt_spec"  # of the operators that are between shards
-LOGITS = "logits"
 
 
 class Shard:

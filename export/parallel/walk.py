@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ...engines import ExportError
+from ...engines import FEATURES, ExportError
 from ...engines.torch.conversion import run_node
 from ...engines.torch.onnx_graph import Graph, Node
 from .spread import InParts, InUnits, Part, Respread, Seed, Shape, Spread, Whole
@@ -16,6 +16,7 @@ Outputs = Sequence[Spread | None]
 Rule = Callable[["Walk", Node], Outputs]
 SUMMED = None  # after a sum between shards, each has the whole value
 MOST_TRIES = 400
+LOGITS = "logits"
 NUMBERS = 64  # a constant of no more is a shape, not a weight
 
 
@@ -89,6 +90,8 @@ class Walk:
                 for name, spread in zip(node.outputs, rules[node.op](self, node), strict=True):
                     if spread is not None and not spread.whole:
                         self._spread[name] = spread
+        for spec in self._graph.outputs:
+            self._require_known(spec.name)
         for name, cuts in self._demands.items():
             if len(cuts) > 1:
                 raise Whole(frozenset(self._demanders[name]), f"{name} is read in two ways")
@@ -101,6 +104,13 @@ class Walk:
         """Return the inputs whose entries attention reads."""
         read = {name for node in self._graph.nodes if node.op == "Attention" for name in node.inputs[1:3]}
         return {node.inputs[0] for node in self._graph.nodes if node.op == "TensorScatter" and node.outputs[0] in read}
+
+    def _require_known(self, output: str) -> None:
+        """Ask for an output whole that the first shard reads: all but logits, which are gathered, and the cache."""
+        spread, past = self.spread(output), output.replace("present_", "past_", 1)
+        of_cache = past != output and past in self._spread and past != f"past_{FEATURES}"
+        if spread is not None and output != LOGITS and not of_cache:
+            raise Whole(spread.seeds, f"the first shard reads {output}")
 
     # What rules ask.
 

@@ -15,6 +15,7 @@ from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.full import CacheFull
 
 from ..kit.bundles import Pair
+from ..kit.headed import Headed
 from ..kit.shards import in_shards
 
 PROMPT = [5, 9, 17, 5, 9, 20, 33]
@@ -42,6 +43,18 @@ def test_rows_that_give_up_their_place_go_on_in_all_shards(llama: Pair, bundle: 
             decoder._scheduler.seating.preempt(CacheFull("the test takes their places"))
         run(decoder)
     assert [one.output().token_ids for one in requests] == [one.token_ids for one in wanted]
+
+
+@pytest.mark.exhaustive
+def test_a_head_reads_the_features_that_the_first_shard_keeps(every_kind: dict[str, Headed], tmp_path: Path) -> None:
+    said = []
+    for shards in (1, 2):
+        in_shards(every_kind["eagle3"].bundle, tmp_path / str(shards), shards)
+        with Decoder.open(tmp_path / str(shards), "torch", max_batch=2) as decoder:
+            for length in (3, "3x2"):
+                [output] = decoder.generate([PROMPT], GREEDY, draft_length=length, drafter="eagle3", trace=True)
+                said.append((output.token_ids, [one.proposal for one in output.trace]))
+    assert said[:2] == said[2:]
 
 
 def run(decoder: Decoder) -> None:

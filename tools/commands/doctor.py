@@ -28,6 +28,7 @@ PURPOSES = {
     "tensorrt": "compile TensorRT plans on the GPU that runs them (trt-spec build, then --engine tensorrt)",
     "tensorrt-rtx": "compile plans of TensorRT for RTX with no GPU, and run them on one",
     "serve": "answer clients by OpenAI's API (serve)",
+    "images": "read the images of prompts (serve, generate, chat)",
     "otel": "trace requests by OpenTelemetry (serve)",
     "dynamo": "serve on several machines, by NVIDIA Dynamo (tools.dynamo.worker)",
     "report": "draw charts and pages of them (bench --report and --plot, plan --plot)",

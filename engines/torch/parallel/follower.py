@@ -12,8 +12,8 @@ from torch import Tensor
 from ...bundle import GRAPH, Bundle, shard_folder
 from ...engine import Step
 from ...errors import EngineError
+from ..between import Group
 from ..engine import TorchEngine
-from .between import Group
 from .commands import COMPUTE, DROP, END, FORGET, MAKE, RECORD, RECORDED, REPLAY, RUN, STEP, Command, Line, Packed
 from .meeting import Attending, device_by_torchrun
 from .mirrored import MEMORY, SIZES, compute

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore, rendezvous  # type: ignore[attr-defined]
 
 from ...errors import EngineError, first_line
-from .between import Group, join, leave
+from ..between import Group, join, leave
 from .commands import Line
 
 LONGEST_WAIT = timedelta(minutes=5)  # for another shard, be it to start or to compute

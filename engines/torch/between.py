@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...errors import EngineError
+from ..errors import EngineError
 
 NAMESPACE = "trt_spec_between"  # of torch's operators that are no kernels
 
