@@ -131,8 +131,14 @@ class Decoder:
         if type(max_batch) is not int or max_batch < 1:
             raise RequestError(f"max_batch is {max_batch!r}, expected a whole number >= 1")
         opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
+        shards = opened.target.contract.shards
         if devices is None:
-            devices = devices_of(device, opened.target.contract.shards)
+            devices = devices_of(device, shards)
+        elif len(devices) != shards:
+            raise RequestError(
+                f"{len(devices)} devices are given, the target of bundle {opened.path} is in {shards} shards; name one "
+                "for each"
+            )
         device = devices[0]
         engine = together(resolve(opened, engine, device, max_batch), draft_engine)
         costs = read_costs(opened, engine, device)

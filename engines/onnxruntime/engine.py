@@ -16,7 +16,7 @@ from ..contract import ADAPTER, FP8, AnyContract, Contract, TensorSpec, in_words
 from ..engine import Engine, Step
 from ..errors import EngineError, first_line
 from ..onnx_types import DTYPES
-from .session import UnknownOperators, open_session
+from .session import UnknownOperators, flushes_denormals, open_session
 from .threads import Threads, share_threads
 
 ONNX_TYPES = {dtype: number for number, dtype in DTYPES.items()}
@@ -80,6 +80,7 @@ class OnnxRuntimeEngine(Engine):
                 bind(name, kind, number, ONNX_TYPES[tensor.dtype], list(tensor.shape), tensor.data_ptr())
         settings = self._run_settings() if self._on_gpu else itertools.repeat(None)
         wait = self._on_gpu and not torch.cuda.current_stream(self.device).cuda_stream
+        flushes = flushes_denormals()
 
         def run(tensors: object = (inputs, outputs)) -> None:  # the default keeps their memory alive
             if wait:  # if torch is on the default stream, the session has a stream of its own
@@ -90,7 +91,7 @@ class OnnxRuntimeEngine(Engine):
             except Exception as error:  # the bindings raise a dozen unrelated types
                 raise EngineError(f"ONNX Runtime failed at {in_words(sizes)}: {first_line(error)}") from error
             finally:
-                torch.set_flush_denormal(False)
+                torch.set_flush_denormal(flushes)
             if wait:
                 torch.cuda.synchronize(self.device)
 

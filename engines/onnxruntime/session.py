@@ -60,16 +60,23 @@ def open_session(graph: Path, threads: Threads, exact_weights: bool = False, dev
 def _open(graph: Path, options: Any, provider: str, settings: dict[str, str]) -> Any:
     import onnxruntime
 
+    flushes = flushes_denormals()
     try:
         session = onnxruntime.InferenceSession(str(graph), options, providers=[(provider, settings)], enable_fallback=0)
-        torch.set_flush_denormal(False)  # the first session that is opened leaves the thread so
     except Exception as error:  # the bindings raise a dozen unrelated types
         unknown = type(error).__name__ in NOT_KNOWN or NOT_REGISTERED in str(error)
         kind = UnknownOperators if unknown else EngineError
         raise kind(f"ONNX Runtime cannot open {graph}: {first_line(error)}") from error
+    finally:
+        torch.set_flush_denormal(flushes)  # the first session that is opened leaves the thread otherwise
     if provider not in session.get_providers():
         raise EngineError(f"ONNX Runtime cannot load {provider}; see its warnings for the missing library")
     return session
+
+
+def flushes_denormals() -> bool:
+    """Whether this thread takes denormal numbers for nothing, as its program may have chosen."""
+    return not (torch.tensor(5e-324, dtype=torch.float64) * 1.0).item()
 
 
 def nodes_elsewhere(session: Any, provider: str) -> list[str]:

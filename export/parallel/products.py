@@ -2,7 +2,7 @@
 
 from ...engines.torch.onnx_graph import Node
 from .spread import Spread, Whole
-from .walk import SUMMED, Cut, Outputs, Walk
+from .walk import ALONE, SUMMED, Cut, Outputs, Walk
 
 
 def matmul(walk: Walk, node: Node) -> Outputs:
@@ -89,8 +89,7 @@ def gemm(walk: Walk, node: Node) -> Outputs:
         raise Whole(walk.seeds(node), "a Gemm of two values")
     if spread is not None and spread.axis == 1:
         for name in filter(None, bias):
-            walk.demand(name, None, spread.seeds)
-            walk.found.alone.add(name)
+            walk.demand(name, ALONE, spread.seeds)
         return _sum_over(walk, node, spread, matrix, 1 if turned else 0)
     if spread is not None:
         for name in (matrix, *filter(None, bias)):

@@ -28,6 +28,9 @@ class Cut:
     parts: tuple[Part, ...]
 
 
+ALONE = Cut(0, ())  # what the first shard has, and the others as zeros
+
+
 @dataclass
 class Found:
     """What changes in a graph, so that each shard computes its share; nodes go by their first output."""
@@ -96,7 +99,9 @@ class Walk:
             if len(cuts) > 1:
                 raise Whole(frozenset(self._demanders[name]), f"{name} is read in two ways")
             [cut] = cuts
-            if cut is not None:
+            if cut == ALONE:
+                self.found.alone.add(name)
+            elif cut is not None:
                 self.found.cuts[name] = cut
         return self.found
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from trt_spec.engines import Bundle, EngineError
+from trt_spec.engines import Bundle, EngineError, RequestError
 from trt_spec.runtime import Decoder, SamplingParams
 
 from ..kit.bundles import Pair
@@ -56,6 +56,14 @@ def test_several_processes_say_what_one_says(whole: Decoder, sharded: Decoder, l
         assert texts(sharded, params, length, drafter) == texts(whole, params, length, drafter)
 
 
+def test_beams_of_several_processes_are_those_of_one(whole: Decoder, sharded: Decoder) -> None:
+    beams = SamplingParams(max_new_tokens=8, num_beams=3, num_return_sequences=2, temperature=0)
+    found, wanted = (one.generate(PROMPTS[:2], beams) for one in (sharded, whole))
+    assert [[text.token_ids for text in output.beams] for output in found] == [
+        [text.token_ids for text in output.beams] for output in wanted
+    ]
+
+
 @pytest.mark.parametrize("shards", SHARDS)
 def test_each_process_holds_its_share_of_the_weights_and_of_the_cache(folder: Path, shards: int) -> None:
     whole, first = (folder / str(count) / "target" / "weights.bin" for count in (1, shards))
@@ -69,9 +77,15 @@ def test_each_process_holds_its_share_of_the_weights_and_of_the_cache(folder: Pa
     ("engine", "devices", "why"),
     [
         ("onnxruntime", None, "engine onnxruntime runs no shards, .* is one of 2; use engine torch or torch-compiled"),
-        ("torch", ["cpu"], "is one of 2 shards, 1 devices are given; name one for each"),
+        ("torch", ["cpu"], "1 devices are given, the target of bundle .* is in 2 shards; name one for each"),
+        ("torch", [], "0 devices are given"),
     ],
 )
 def test_what_cannot_run_shards_says_so(folder: Path, engine: str, devices: list[str] | None, why: str) -> None:
-    with pytest.raises(EngineError, match=why):
+    with pytest.raises((EngineError, RequestError), match=why):
         Decoder.open(folder / "2", engine, devices=devices)
+
+
+def test_devices_are_as_many_as_shards_also_for_one(folder: Path) -> None:
+    with pytest.raises(RequestError, match=r"2 devices are given, the target of bundle .* is in 1 shards"):
+        Decoder.open(folder / "1", "torch", devices=["cpu", "cpu"])

@@ -3,18 +3,25 @@
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+import torch
 from trt_spec.engines import EngineError
 from trt_spec.engines.torch.parallel import team
+from trt_spec.engines.torch.parallel.commands import Packed
+from trt_spec.engines.torch.parallel.meeting import Gathering
+from trt_spec.export import export_bundle
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.full import CacheFull
 
 from ..kit.bundles import Pair
+from ..kit.families import tiny_checkpoint
 from ..kit.headed import Headed
 from ..kit.shards import in_shards
 
@@ -75,7 +82,53 @@ def test_a_shard_that_dies_ends_all_with_one_error(bundle: Path) -> None:
         with pytest.raises(EngineError, match="shard 1 of the target has ended"):
             run(decoder)
         assert later.finished
+        with Decoder.open(bundle, "torch", max_batch=3) as again:
+            again.generate([PROMPT], GREEDY)
     assert not team._open
+
+
+def test_a_lack_of_memory_on_one_device_hangs_nothing(bundle: Path) -> None:
+    """The other shards are in the middle of the call by then."""
+    with Decoder.open(bundle, "torch", max_batch=1) as decoder:
+        decoder.generate([PROMPT], GREEDY)
+        with (
+            patch.object(Packed, "pack", side_effect=torch.OutOfMemoryError("none is left")),
+            pytest.raises(EngineError, match="memory"),
+        ):
+            decoder.generate([PROMPT], GREEDY)
+        with pytest.raises(EngineError, match="open the bundle again"):
+            decoder.generate([PROMPT], GREEDY)
+
+
+@pytest.mark.parametrize("said", [b"", b"{}", b"x" * 64])
+def test_strangers_that_call_are_sent_away(said: bytes) -> None:
+    secret = b"s" * 64
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        callers = [socket.create_connection(server.getsockname()) for _ in range(2)]
+        for caller, message in zip(callers, (said, secret), strict=True):
+            caller.sendall(message)
+            caller.shutdown(socket.SHUT_WR)
+        gathering = Gathering.__new__(Gathering)
+        gathering._processes = []
+        [known] = gathering._accept(server, secret, 1)
+        assert known._socket.getpeername() == callers[1].getsockname()
+        for each in (known, *callers):
+            each.close()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family", ["deepseek_v3", "bamba"])
+def test_latent_attention_and_recurrent_layers_decode_in_shards(family: str, tmp_path: Path) -> None:
+    export_bundle(tiny_checkpoint(family, tmp_path / "checkpoint"), tmp_path / "bundle", check=False)
+    said = []
+    for shards in (1, 2):
+        in_shards(tmp_path / "bundle", tmp_path / str(shards), shards)
+        with Decoder.open(tmp_path / str(shards), "torch", max_batch=2, prefix_bytes=2**22) as decoder:
+            prompts = [[3, 4, 5, 6] * 12, PROMPT, [3, 4, 5, 6] * 12 + [7]]
+            for length in (4, "3+2"):
+                outputs = decoder.generate(prompts, GREEDY, draft_length=length, drafter="suffix")
+                said.append([(one.token_ids, one.speculation.accepted) for one in outputs])
+    assert said[:2] == said[2:]
 
 
 def test_shards_end_with_the_process_that_leads_them(bundle: Path) -> None:

@@ -19,7 +19,9 @@ def follow(arguments: argparse.Namespace, rank: int) -> int:
         raise EngineError("torchrun starts one process for each shard of a bundle, and this command names no bundle")
     if rank >= (shards := Bundle.read(Path(named)).target.contract.shards):
         raise EngineError(f"torchrun has started process {rank}, {named} is in {shards} shards; start one for each")
+    if (device := getattr(arguments, "device", None)) is None:
+        raise EngineError("torchrun starts one process for each shard, and this command runs none; run it by itself")
     from ...engines.torch.parallel.follower import follow as follow_first
 
-    follow_first(Path(named), rank, arguments.device)
+    follow_first(Path(named), rank, device, compiled=arguments.engine == "torch-compiled")
     return 0

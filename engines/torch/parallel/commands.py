@@ -32,16 +32,19 @@ class Line:
 
     def send(self, commands: Sequence[Command]) -> None:
         message = json.dumps(commands).encode()
+        self.say(len(message).to_bytes(LENGTH, "little") + message)
+
+    def say(self, message: bytes) -> None:
         try:
-            self._socket.sendall(len(message).to_bytes(LENGTH, "little") + message)
+            self._socket.sendall(message)
         except OSError as error:
             raise Closed(f"a shard's process has gone ({error})") from error
 
     def receive(self) -> list[Command]:
-        commands: list[Command] = json.loads(self._take(int.from_bytes(self._take(LENGTH), "little")))
+        commands: list[Command] = json.loads(self.take(int.from_bytes(self.take(LENGTH), "little")))
         return commands
 
-    def _take(self, size: int) -> bytes:
+    def take(self, size: int) -> bytes:
         found = bytearray()
         while len(found) < size:
             try:

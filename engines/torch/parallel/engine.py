@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...contract import Contract
 from ...engine import Engine, Step
-from .commands import DROP, RECORD, RECORDED, REPLAY, STEP, Packed, dtype_name
+from .commands import DROP, REPLAY, STEP, Packed, dtype_name
 from .mirrored import MEMORY, SIZES, Mirrored, local, mirrored
 from .team import Team, leave, team_of
 
@@ -48,9 +48,8 @@ class ShardedEngine(Engine):
     def recording(self, record: object) -> Iterator[None]:
         number = self._records[record] = next(_numbers)
         weakref.finalize(record, self._team.tell, [DROP, number])
-        self._team.say([RECORD, number])
-        yield
-        self._team.say([RECORDED, number])
+        with self._team.recording(number):
+            yield
 
     def replay(self, record: object) -> None:
         self._team.say([REPLAY, self._records[record]])

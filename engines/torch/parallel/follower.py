@@ -2,6 +2,7 @@
 
 import argparse
 import signal
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from ...bundle import GRAPH, Bundle, shard_folder
 from ...engine import Step
-from ...errors import EngineError
+from ...errors import EngineError, first_line
 from ..between import Group
 from ..engine import TorchEngine
 from .commands import COMPUTE, DROP, END, FORGET, MAKE, RECORD, RECORDED, REPLAY, RUN, STEP, Command, Line, Packed
@@ -96,23 +97,22 @@ def main() -> None:
 def follow(folder: Path, rank: int, device: str, *, compiled: bool = False) -> None:
     """Run one shard of the target in this process, until the leader ends."""
     device = device_by_torchrun(device)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the leader ends when its requests have ended, and this process with it
     bundle = Bundle.read(folder)  # the leader has verified its files
     contract, graph = bundle.target.contract, bundle.graph(bundle.names[0])
-    attending = Attending(Group(rank, contract.shards), device)
     try:
-        engine = TorchEngine(shard_folder(graph.parent, rank) / GRAPH, contract, device, compiled)
-    except EngineError as error:
-        attending.failed(str(error))
-        return
-    try:
+        attending = Attending(Group(rank, contract.shards), device)
+        try:
+            engine = TorchEngine(shard_folder(graph.parent, rank) / GRAPH, contract, device, compiled)
+        except EngineError as error:
+            attending.failed(str(error))
+            return
         attending.ready()
+        for number in (signal.SIGINT, signal.SIGTERM):  # the leader ends when its requests have ended, and this with it
+            signal.signal(number, signal.SIG_IGN)
         Follower(engine, attending.line).follow()
-    except EngineError:
-        raise SystemExit(GONE) from None  # the leader has gone, or says what has failed
-    finally:
-        engine.close()
+    except (EngineError, RuntimeError, OSError) as error:  # the leader says what has failed, if it is there
+        print(f"shard {rank} of the target ends: {first_line(error)}", file=sys.stderr)
+        raise SystemExit(GONE) from None
 
 
 if __name__ == "__main__":

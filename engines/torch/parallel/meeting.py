@@ -23,7 +23,10 @@ from .commands import Line
 
 LONGEST_WAIT = timedelta(minutes=5)  # for another shard, be it to start or to compute
 LOOPBACK = "127.0.0.1"
-ADDRESS, PREFIX, PORT = "address", "trt-spec", "TRT_SPEC_STORE_PORT"
+ADDRESS, PREFIX = "address", "trt-spec"
+PORT, SECRET = "TRT_SPEC_STORE_PORT", "TRT_SPEC_SECRET"  # of the environment; torchrun's processes find it in the store
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+SECRET_S = 5  # seconds that whoever calls has to say it
 READY, FAILED = "ready", "failed"
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 POLL_S = ENDING_S = 0.2
@@ -65,13 +68,14 @@ class Gathering:
         host = LOOPBACK if started is None else os.environ["MASTER_ADDR"]
         try:
             with socket.create_server((host if started is None else "", 0)) as server:
-                store = self._store(started)
-                secret = secrets.token_hex()
-                store.set(ADDRESS, f"{host} {server.getsockname()[1]} {secret}")
+                store, secret = self._store(started), secrets.token_hex()
+                store.set(ADDRESS, f"{host} {server.getsockname()[1]}")
                 if started is None:
                     for rank, device in enumerate(devices[1:], 1):
-                        self._processes.append(_start(bundle, rank, device, compiled, store.port))
-                self.lines = self._accept(server, secret, shards - 1)
+                        self._processes.append(_start(bundle, rank, device, compiled, store.port, secret))
+                else:
+                    store.set(SECRET, secret)
+                self.lines = self._accept(server, secret.encode(), shards - 1)
             for line in self.lines:
                 [said, *why] = line.receive()[0]
                 if said == FAILED:
@@ -87,10 +91,15 @@ class Gathering:
 
     def _store(self, started: Group | None) -> Any:
         if started is None:
-            return TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=LONGEST_WAIT)
+            os.environ.setdefault(GLOO_INTERFACE, "lo")  # nobody else on the network is to be heard
+            listener = socket.create_server((LOOPBACK, 0))
+            port, heard = listener.getsockname()[1], listener.detach()  # torch closes it
+            return TCPStore(
+                LOOPBACK, port, None, True, LONGEST_WAIT, wait_for_workers=False, master_listen_fd=heard, use_libuv=True
+            )
         return next(rendezvous("env://", timeout=LONGEST_WAIT))[0]
 
-    def _accept(self, server: socket.socket, secret: str, others: int) -> list[Line]:
+    def _accept(self, server: socket.socket, secret: bytes, others: int) -> list[Line]:
         """Wait until all other shards have called; a process that says no secret is none of them."""
         server.settimeout(POLL_S)
         found: list[Line] = []
@@ -106,10 +115,17 @@ class Gathering:
                 connection, _ = server.accept()
             except TimeoutError:
                 continue
-            connection.settimeout(LONGEST_WAIT.total_seconds())
+            connection.settimeout(SECRET_S)
             line = Line(connection)
-            if compare_digest(str(line.receive()[0][0]), secret):
-                found.append(line)
+            try:
+                known = compare_digest(line.take(len(secret)), secret)
+            except EngineError:
+                known = False
+            if not known:
+                line.close()
+                continue
+            connection.settimeout(LONGEST_WAIT.total_seconds())
+            found.append(line)
         return found
 
     def who_ended(self) -> str:
@@ -134,12 +150,12 @@ class Gathering:
         leave()
 
 
-def _start(bundle: Path, rank: int, device: str, compiled: bool, port: int) -> "subprocess.Popen[bytes]":
+def _start(bundle: Path, rank: int, device: str, compiled: bool, port: int, secret: str) -> "subprocess.Popen[bytes]":
     name = __name__.rpartition(".")[0] + ".follower"
     command = [sys.executable, "-m", name, str(bundle), "--rank", str(rank), "--device", device]
     return subprocess.Popen(
         [*command, *(["--compiled"] if compiled else [])],
-        env=os.environ | {PORT: str(port)},
+        env=os.environ | {PORT: str(port), SECRET: secret},
         stdin=subprocess.DEVNULL,
         start_new_session=True,  # signals of a terminal reach the first shard, which ends the others
     )
@@ -154,9 +170,10 @@ class Attending:
             self._store: Store = TCPStore(LOOPBACK, int(os.environ[PORT]), timeout=LONGEST_WAIT)
         else:
             self._store = next(rendezvous("env://", timeout=LONGEST_WAIT))[0]
-        host, port, secret = self._store.get(ADDRESS).decode().split()
+        host, port = self._store.get(ADDRESS).decode().split()
+        secret = os.environ[SECRET].encode() if by_torchrun() is None else self._store.get(SECRET)
         self.line = Line(socket.create_connection((host, int(port)), LONGEST_WAIT.total_seconds()))
-        self.line.send([[secret]])
+        self.line.say(secret)
 
     def ready(self) -> None:
         """Say that this shard is open, and join the others."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...contract import Contract
 from ...errors import EngineError, first_line
 from ..engine import TorchEngine
-from .commands import END, RUN, Command, Packed
+from .commands import END, RECORD, RECORDED, RUN, Command, Packed
 from .meeting import Gathering
 
 
@@ -60,6 +60,23 @@ class Team:
             dist.broadcast(packed.whole, 0)
             step.run()
 
+    @contextmanager
+    def recording(self, number: int) -> Iterator[None]:
+        """Let the others record what they do until the block ends, in which nobody else may ask for anything."""
+        with self._working:
+            self.say([RECORD, number])
+            try:
+                yield
+            except BaseException as error:
+                if self._ended is None:
+                    self._give_up(error)
+                raise
+            self.say([RECORDED, number])
+
+    @property
+    def ended(self) -> bool:
+        return self._ended is not None
+
     def end(self) -> None:
         with self._working:
             if self._ended is None:
@@ -83,13 +100,18 @@ class Team:
                 raise self._ended
             try:
                 yield
-            except torch.OutOfMemoryError:
-                raise
-            except (RuntimeError, EngineError) as error:
-                why = self._others.who_ended() or f"the shards no longer work together ({first_line(error)})"
-                self._ended = EngineError(f"{why}; open the bundle again")
-                self._others.end()
-                raise self._ended from error
+            except (RuntimeError, EngineError) as error:  # the others may be in the middle of it
+                ended = self._give_up(error)
+                if isinstance(error, torch.OutOfMemoryError):  # the decoder says how much is needed
+                    raise
+                raise ended from error
+
+    def _give_up(self, error: BaseException) -> EngineError:
+        """Let all shards end, since they are no longer in step."""
+        why = self._others.who_ended() or f"the shards no longer work together ({first_line(error)})"
+        self._ended = EngineError(f"{why}; open the bundle again")
+        self._others.end()
+        return self._ended
 
 
 _open: dict[tuple[Path, tuple[str, ...], bool], Team] = {}
@@ -100,7 +122,7 @@ def team_of(graph: Path, contract: Contract, devices: Sequence[str], compiled: b
     """Open the shards of a graph, or share those that this process has open; `leave` it in the end."""
     key = graph, tuple(devices), compiled
     with _opening:
-        if key not in _open:
+        if key not in _open or _open[key].ended:
             _open[key] = Team(graph, contract, devices, compiled)
         _open[key].users += 1
         return _open[key]

@@ -22,6 +22,7 @@ THEIRS = {  # flags of other programs that the pages name
     *("--task", "--weight-format", "--model"),  # optimum-cli
     *("--discovery-backend", "--router-mode", "--migration-limit"),  # dynamo.frontend
     *("--index-url", "--no-deps", "--schema"),  # pip, llm
+    *("--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--no-python"),  # torchrun
 }
 PROGRAMS = (
     "research.grow_pair",
