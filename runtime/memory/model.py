@@ -205,7 +205,7 @@ class Model:
             name = f"present_{state.name}"
             if name not in self._spare or len(self._spare[name]) < batch:
                 size, dtype = state.memory(batch, 0), getattr(torch, state.dtype)
-                self._spare[name] = torch.empty(size, dtype=dtype, device=self.engine.device)
+                self._spare[name] = self.engine.everywhere(torch.empty(size, dtype=dtype, device=self.engine.device))
         return {name: each[:batch] for name, each in self._spare.items()}
 
     def prefill(self, rows: Sequence[int], tokens: Sequence[Tensor]) -> Tensor:

@@ -125,8 +125,8 @@ def test_latent_attention_and_recurrent_layers_decode_in_shards(family: str, tmp
         in_shards(tmp_path / "bundle", tmp_path / str(shards), shards)
         with Decoder.open(tmp_path / str(shards), "torch", max_batch=2, prefix_bytes=2**22) as decoder:
             prompts = [[3, 4, 5, 6] * 12, PROMPT, [3, 4, 5, 6] * 12 + [7]]
-            for length in (4, "3+2"):
-                outputs = decoder.generate(prompts, GREEDY, draft_length=length, drafter="suffix")
+            for length, drafter in ((4, "suffix"), ("2+3", "random")):
+                outputs = decoder.generate(prompts, GREEDY, draft_length=length, drafter=drafter)
                 said.append([(one.token_ids, one.speculation.accepted) for one in outputs])
     assert said[:2] == said[2:]
 
