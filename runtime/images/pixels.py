@@ -15,6 +15,16 @@ if TYPE_CHECKING:
 MOST_PIXELS = 64 * 10**6  # of an image, as it comes and as it is read
 
 
+def refuse_large(image: Image, height: int, width: int) -> None:
+    """Refuse an image that is very long and narrow before it is read at a size that is not."""
+    if not 0 < height * width <= MOST_PIXELS:
+        raise RequestError(
+            f"an image of {image.width:,} x {image.height:,} pixels would be read at {width:,} x {height:,}, "
+            f"expected 1 to {MOST_PIXELS:,} pixels in all; crop it",
+            "images",
+        )
+
+
 @dataclass(frozen=True)
 class Scaling:
     """How bytes become numbers, and which filter resizes: what each family's settings have."""
@@ -25,12 +35,7 @@ class Scaling:
     std: tuple[float, ...] | None
 
     def resized(self, image: Image, height: int, width: int) -> Image:
-        if not 0 < height * width <= MOST_PIXELS:  # of an image that is very long and narrow
-            raise RequestError(
-                f"an image of {image.width:,} x {image.height:,} pixels would be read at {width:,} x {height:,}, "
-                f"expected 1 to {MOST_PIXELS:,} pixels in all; crop it",
-                "images",
-            )
+        refuse_large(image, height, width)
         return image.resize((width, height), resample=self.resample)
 
     def numbers(self, image: Image) -> np.ndarray:

@@ -39,7 +39,15 @@ class ImageReader:
 
     def read(self, content: bytes) -> Picture:
         """Read one image file; a broken one is refused in a sentence."""
-        return self._family.read(open_image(content))
+        image = open_image(content)
+        try:
+            return self._family.read(image)
+        except (ValueError, MemoryError) as error:
+            raise RequestError(
+                f"an image of {image.width:,} x {image.height:,} pixels cannot be read as this model reads images "
+                f"({error}); resize it",
+                "images",
+            ) from error
 
     def surrounded(self, prompt: str) -> str:
         """Put around each placeholder the text that the processor puts there."""

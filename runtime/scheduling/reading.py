@@ -190,7 +190,7 @@ def _entries_of_prompt(request: Request) -> int:
     """Return how many cache entries reading a prompt gives: all, because the first token of the output comes with them.
 
     A prompt of one token is left to the first round, as is the last token of a request that goes on; but not of one
-    with beams, which begins anew.
+    with beams, which begins anew, and not an image, which no round reads.
     """
-    left = request.token_ids or (request.length == 1 and request.params.num_beams == 1)
+    left = request.token_ids or (request.length == 1 and request.params.num_beams == 1 and request.sight is None)
     return request.length - 1 if left else request.length

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Collection
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Self
 from urllib.parse import SplitResult, urljoin, urlsplit
 
@@ -17,7 +17,8 @@ from ...engines import RequestError
 from ...engines.errors import first_line
 from ...runtime.images.opening import MOST_BYTES
 
-SECONDS = 10.0  # for all of it
+SECONDS = 10.0  # for each place, from the connection to the last byte
+STAND_FOR_IPV4 = (ip_network("64:ff9b::/96"), ip_network("::/96"))  # an address in the last four bytes
 MOST_REDIRECTS = 3
 REDIRECTS = (301, 302, 303, 307, 308)
 PORTS = {"http": 80, "https": 443}
@@ -83,12 +84,23 @@ def _address(host: str, port: int, hosts: Collection[str]) -> str:
     """Return the host's address; one that is not of the public internet has to be named itself."""
     found = [str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     for address in found:
-        if not ip_address(address.partition("%")[0]).is_global and not {address, f"{address}:{port}"} & {*hosts}:
+        if not _is_public(address) and not {address, f"{address}:{port}"} & {*hosts}:
             raise RequestError(
                 f"{host} has the address {address}, which is not of the public internet; name it by --image-hosts, too",
                 "images",
             )
     return found[0]
+
+
+def _is_public(address: str) -> bool:
+    """Whether an address is of the public internet, whatever address of the older kind it may stand for."""
+    found = ip_address(address.partition("%")[0])
+    if isinstance(found, IPv6Address):
+        within = found.ipv4_mapped or found.sixtofour or (found.teredo or (None, None))[1]
+        if within is None and any(found in network for network in STAND_FOR_IPV4):
+            within = IPv4Address(int(found) & 0xFFFFFFFF)
+        found = found if within is None else within
+    return found.is_global and not found.is_multicast
 
 
 class _Pinned(HTTPConnection):
@@ -107,7 +119,13 @@ class _Pinned(HTTPConnection):
         self._end.start()
         self._line = self.sock = socket.create_connection((self._address, self.port), SECONDS)
         if self._secure:
-            self._line = self.sock = ssl.create_default_context().wrap_socket(self.sock, server_hostname=self.host)
+            secure = ssl.create_default_context().wrap_socket(
+                self.sock, server_hostname=self.host, do_handshake_on_connect=False
+            )
+            self._line = self.sock = secure
+            secure.do_handshake()
+        if self.cut:  # before there was a line to cut
+            raise TimeoutError("it does not answer")
 
     def __enter__(self) -> Self:
         return self

@@ -11,7 +11,7 @@ class HeldPictures:
 
     def __init__(self) -> None:
         self.bytes = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a picture may be forgotten wherever Python collects garbage
 
     def add(self, picture: Picture) -> None:
         size = sum(values.nbytes for values in picture.inputs.values())

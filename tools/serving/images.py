@@ -48,11 +48,9 @@ async def pictures_of(service: Service, messages: Sequence[Message]) -> list[Pic
     with in_terms_of(NAMES):
         pictures: list[Picture] = []
         for url in urls:
-            if service.pictures.bytes > MOST_HELD_BYTES:
-                raise unavailable("the server holds as many images as it may; try again soon", "busy")
+            _refuse_more(service)
             content = await to_thread.run_sync(_content, url, service.image_hosts, limiter=service.fetching)
-            pictures.append(await service.aside(partial(_read, reader, content), HUGE_TEXT))
-            service.pictures.add(pictures[-1])
+            pictures.append(await service.aside(partial(_read, service, reader, content), HUGE_TEXT))
             if more_tokens(pictures) > service.max_length:  # the others need not be read
                 raise ApiError(
                     400,
@@ -70,8 +68,16 @@ def expanded(service: Service, prompt: list[int], pictures: Sequence[Picture]) -
     return prompt if reader is None or not pictures else reader.expand(prompt, pictures)
 
 
-def _read(reader: ImageReader, content: bytes) -> Picture:
+def _refuse_more(service: Service) -> None:
+    if service.pictures.bytes > MOST_HELD_BYTES:
+        raise unavailable("the server holds as many images as it may; try again soon", "busy")
+
+
+def _read(service: Service, reader: ImageReader, content: bytes) -> Picture:
+    """Read an image, one at a time, and count it before the next is read."""
+    _refuse_more(service)
     picture = reader.read(content)
+    service.pictures.add(picture)
     _ = picture.digest  # computed here, and not while the event loop waits
     return picture
 

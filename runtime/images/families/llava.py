@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..picture import Picture
-from ..pixels import Scaling, cropped
+from ..pixels import Scaling, cropped, refuse_large
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -47,6 +47,7 @@ def _squared(image: Image, colour: tuple[int, ...]) -> Image:
     from PIL import Image as images
 
     side = max(image.size)
+    refuse_large(image, side, side)
     square = images.new("RGB", (side, side), colour)
     square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
     return square

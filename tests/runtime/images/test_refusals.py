@@ -4,6 +4,7 @@ import io
 import struct
 import sys
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -76,6 +77,23 @@ def test_a_file_that_is_no_image_or_too_large_is_refused(content: bytes, said: s
 def test_an_image_that_is_too_narrow_to_be_read_is_refused(name: str, size: tuple[int, int], said: str, tmp_path: Path):
     with pytest.raises(RequestError) as refused:
         reader_of(name, tmp_path).read(image_file(*size))
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "size", "said"),
+    [
+        ("llava", {"square": True}, (90_000, 2), "would be read at 90,000 x 90,000, expected 1 to 64,000,000 pixels"),
+        ("qwen2_5_vl", {"bounds": None}, (33, 31), "33 x 31 pixels cannot be read as this model reads images"),
+    ],
+)
+def test_an_image_is_refused_before_memory_is_taken_for_what_settings_make_of_it(
+    name: str, settings: dict, size: tuple[int, int], said: str, tmp_path: Path
+):
+    reader = reader_of(name, tmp_path)
+    reader._family = replace(reader._family, **settings)
+    with pytest.raises(RequestError) as refused:
+        reader.read(image_file(*size))
     assert said in str(refused.value)
 
 

@@ -12,6 +12,8 @@ import anthropic
 import pytest
 from trt_spec.runtime import Decoder, RequestError, SamplingParams
 from trt_spec.runtime.images.opening import MOST_BYTES, MOST_IMAGES
+from trt_spec.tools.serving import fetching
+from trt_spec.tools.serving import images as serving_images
 from trt_spec.tools.serving.fetching import fetch
 from trt_spec.tools.serving.held_pictures import HeldPictures
 
@@ -201,7 +203,7 @@ def test_pictures_count_until_nobody_holds_them(alone: Decoder):
 def test_images_are_refused_while_others_take_the_memory(eyes: Served, monkeypatch: pytest.MonkeyPatch):
     gc.collect()
     assert eyes.service.pictures.bytes == 0, "those of requests that have ended count no more"
-    monkeypatch.setattr("trt_spec.tools.serving.images.MOST_HELD_BYTES", 0)
+    monkeypatch.setattr(serving_images, "MOST_HELD_BYTES", 0)
     answer = eyes.post(PATH, ASKED | {"messages": messages(data_url(FIRST), data_url(SECOND))})
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert "the server holds as many images as it may; try again soon" in answer.text
@@ -275,7 +277,7 @@ def test_images_of_hosts_that_are_named_are_fetched_and_no_others(llava: Seeing,
 
 
 def test_what_comes_drop_by_drop_is_cut_in_time(site: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("trt_spec.tools.serving.fetching.SECONDS", 0.2)
+    monkeypatch.setattr(fetching, "SECONDS", 0.2)
     with pytest.raises(RequestError, match=r"cannot be fetched from 127\.0\.0\.1 within 0\.2 s"):
         fetch(f"http://{site}/drop-by-drop", [site])
 
@@ -286,3 +288,36 @@ def test_a_name_may_lead_to_a_private_address_only_if_that_is_named(llava: Seein
         error = refused(served, messages(f"http://localhost:{port}/image.png"))
     assert "localhost has the address" in error["message"]
     assert "which is not of the public internet; name it by --image-hosts, too" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("8.8.8.8", True),
+        ("2606:4700:4700::1111", True),
+        ("64:ff9b::808:808", True),  # of 8.8.8.8
+        ("127.0.0.1", False),
+        ("::1", False),
+        ("::ffff:127.0.0.1", False),
+        ("::127.0.0.1", False),
+        ("64:ff9b::7f00:1", False),  # of 127.0.0.1
+        ("2002:7f00:1::", False),
+        ("fe80::1%eth0", False),
+        ("224.0.0.1", False),
+        ("ff02::1", False),
+    ],
+)
+def test_addresses_that_stand_for_others_are_judged_by_these(address: str, public: bool) -> None:
+    assert fetching._is_public(address) == public
+
+
+def test_an_image_is_refused_if_others_have_taken_the_memory_while_it_waited(
+    eyes: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = eyes.service.decoder.images
+    assert reader is not None
+    monkeypatch.setattr(serving_images, "MOST_HELD_BYTES", 0)
+    first = serving_images._read(eyes.service, reader, FIRST)
+    with pytest.raises(Exception, match="the server holds as many images as it may"):
+        serving_images._read(eyes.service, reader, SECOND)
+    del first
