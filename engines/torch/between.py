@@ -1,41 +1,12 @@
 """The operators between shards: each waits for all shards of the group that the process is in."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import EngineError
-
 NAMESPACE = "trt_spec_between"  # of torch's operators that are no kernels
-
-
-@dataclass(frozen=True)
-class Group:
-    """The processes that run a call together; the first one leads."""
-
-    rank: int
-    shards: int
-
-
-_joined: list[Group] = []  # a process is in one group, or in none
-
-
-def join(group: Group) -> None:
-    if _joined and _joined != [group]:
-        raise EngineError("this process runs another shard already; open each sharded bundle in a process of its own")
-    _joined[:] = [group]
-
-
-def leave() -> None:
-    _joined.clear()
-
-
-def group() -> Group:
-    assert _joined, "a graph in shards runs in a process that has joined a group"
-    return _joined[0]
 
 
 def _sum(x: Tensor) -> Tensor:
@@ -47,7 +18,7 @@ def _sum(x: Tensor) -> Tensor:
 def _gather(x: Tensor, shards: int) -> Tensor:
     """Return the parts of all shards along the last axis; only the first shard gets them."""
     own = x.contiguous()
-    parts = [torch.empty_like(own) for _ in range(shards)] if group().rank == 0 else None
+    parts = [torch.empty_like(own) for _ in range(shards)] if dist.get_rank() == 0 else None
     dist.gather(own, parts, dst=0)
     return _side_by_side(x, shards) if parts is None else torch.cat(parts, -1)
 

@@ -82,8 +82,9 @@ def test_a_shard_that_dies_ends_all_with_one_error(bundle: Path) -> None:
         with pytest.raises(EngineError, match="shard 1 of the target has ended"):
             run(decoder)
         assert later.finished
-        with Decoder.open(bundle, "torch", max_batch=3) as again:
-            again.generate([PROMPT], GREEDY)
+        again = Decoder.open(bundle, "torch", max_batch=3)
+    with again:  # and the other is closed
+        again.generate([PROMPT], GREEDY)
     assert not team._open
 
 

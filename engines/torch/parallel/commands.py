@@ -68,16 +68,12 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def packed_size(shapes: Sequence[Sequence[int]]) -> int:
-    return sum(torch.Size(shape).numel() for shape in shapes)
-
-
 class Packed:
     """Whole numbers of several tensors in one memory, which one broadcast gives to all shards."""
 
     def __init__(self, tensors: Sequence[Tensor], device: str) -> None:
         self._tensors = tensors
-        self.whole = torch.zeros(packed_size([one.shape for one in tensors]), dtype=torch.int64, device=device)
+        self.whole = torch.zeros(sum(one.numel() for one in tensors), dtype=torch.int64, device=device)
         pieces = torch.split(self.whole, [one.numel() for one in tensors])
         self._pieces = [piece.view(one.shape) for piece, one in zip(pieces, tensors, strict=True)]
 

@@ -13,10 +13,9 @@ from torch import Tensor
 from ...bundle import GRAPH, Bundle, shard_folder
 from ...engine import Step
 from ...errors import EngineError, first_line
-from ..between import Group
 from ..engine import TorchEngine
 from .commands import COMPUTE, DROP, END, FORGET, MAKE, RECORD, RECORDED, REPLAY, RUN, STEP, Command, Line, Packed
-from .meeting import Attending, device_by_torchrun
+from .meeting import Attending, Group, device_by_torchrun
 from .mirrored import MEMORY, SIZES, compute
 
 GONE = 3  # the exit status of a shard that the others have left

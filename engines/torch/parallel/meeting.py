@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from hmac import compare_digest
 from pathlib import Path
@@ -18,7 +19,6 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore, rendezvous  # type: ignore[attr-defined]
 
 from ...errors import EngineError, first_line
-from ..between import Group, join, leave
 from .commands import Line
 
 LONGEST_WAIT = timedelta(minutes=5)  # for another shard, be it to start or to compute
@@ -30,6 +30,14 @@ SECRET_S = 5  # seconds that whoever calls has to say it
 READY, FAILED = "ready", "failed"
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 POLL_S = ENDING_S = 0.2
+
+
+@dataclass(frozen=True)
+class Group:
+    """Which of how many processes this is; the first one leads."""
+
+    rank: int
+    shards: int
 
 
 def by_torchrun() -> Group | None:
@@ -49,7 +57,6 @@ def _join(store: Store, group: Group, device: str) -> None:
         torch.cuda.set_device(device)
     backend = BACKENDS[torch.device(device).type]
     dist.init_process_group(backend, store=store, rank=group.rank, world_size=group.shards, timeout=LONGEST_WAIT)
-    join(group)
 
 
 class Gathering:
@@ -57,6 +64,7 @@ class Gathering:
 
     def __init__(self, bundle: Path, devices: Sequence[str], compiled: bool) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._ended = False
         self.lines: list[Line] = []
         if dist.is_initialized():
             raise EngineError("this process is in a group of torch.distributed already; open the bundle in another")
@@ -87,7 +95,7 @@ class Gathering:
         except BaseException:
             self.end()
             raise
-        self._store_kept = store
+        self._store_kept = store  # it serves the others as long as it lives
 
     def _store(self, started: Group | None) -> Any:
         if started is None:
@@ -136,7 +144,10 @@ class Gathering:
         return ""
 
     def end(self) -> None:
-        """Let all others end, if they have not."""
+        """Let all others end, once: by the next time this process may be in the group of other shards."""
+        if self._ended:
+            return
+        self._ended = True
         for line in self.lines:
             line.close()
         for process in self._processes:
@@ -147,7 +158,6 @@ class Gathering:
                 process.wait()
         if dist.is_initialized():
             dist.destroy_process_group()
-        leave()
 
 
 def _start(bundle: Path, rank: int, device: str, compiled: bool, port: int, secret: str) -> "subprocess.Popen[bytes]":

@@ -162,4 +162,4 @@ def compute(command: Command, memory: dict[int, Tensor], take: Callable[..., Ten
     function = getattr(getattr(torch.ops.aten, operator), overload)
     given = decoded(args, memory, take, device)
     found = function(*given, **decoded(kwargs, memory, take, device))
-    memory.update(zip(numbers, _tensors(found), strict=False) if numbers else ())
+    memory.update(zip(numbers, _tensors(found), strict=False))  # none of what it wrote to
