@@ -2,7 +2,7 @@
 
 from ...engines.torch.onnx_graph import Node
 from .spread import Seed, Spread, Whole
-from .walk import SUMMED, Cut, Outputs, Rule, Walk, only
+from .walk import SUMMED, Cut, Outputs, Walk, only
 
 
 def each_alone(walk: Walk, node: Node) -> Outputs:
@@ -47,20 +47,12 @@ def gather_elements(walk: Walk, node: Node) -> Outputs:
     return [spread]
 
 
-def along_others(*, attribute: str = "", operand: int = 0) -> Rule:
-    """Of operators that mix entries along some axes, of which none may be spread."""
-
-    def rule(walk: Walk, node: Node) -> Outputs:
-        spread, rank = only(walk, node), len(walk.shape(node.inputs[0]))
-        axes = _axes(walk, node, attribute, operand, rank)
-        if spread.axis in axes:
-            raise Whole(spread.seeds, f"{node.op} mixes what is spread")
-        for name in node.inputs[1:]:
-            if name and not operand:
-                walk.demand(name, None, spread.seeds)
-        return [spread] * len(node.outputs)
-
-    return rule
+def along_axis(walk: Walk, node: Node) -> Outputs:
+    """Of operators that mix entries along one axis, which may not be spread."""
+    spread, rank = only(walk, node), len(walk.shape(node.inputs[0]))
+    if spread.axis == node.attributes.get("axis", -1) % rank:
+        raise Whole(spread.seeds, f"{node.op} mixes what is spread")
+    return [spread]
 
 
 def norm(walk: Walk, node: Node) -> Outputs:
@@ -80,7 +72,7 @@ def norm(walk: Walk, node: Node) -> Outputs:
 
 def reduce(walk: Walk, node: Node) -> Outputs:
     spread, rank = only(walk, node), len(walk.shape(node.inputs[0]))
-    axes = _axes(walk, node, "", 1, rank)
+    axes = {axis % rank for axis in walk.integers(node.inputs[1])}
     if spread.axis in axes:
         if node.op != "ReduceSum" or spread.twice(walk.shards):
             raise Whole(spread.seeds, f"{node.op} mixes what is spread")
@@ -89,9 +81,3 @@ def reduce(walk: Walk, node: Node) -> Outputs:
     if node.attributes.get("keepdims", 1):
         return [spread]
     return [spread.along(spread.axis - sum(axis < spread.axis for axis in axes))]
-
-
-def _axes(walk: Walk, node: Node, attribute: str, operand: int, rank: int) -> set[int]:
-    if operand:
-        return {axis % rank for axis in walk.integers(node.inputs[operand])}
-    return {node.attributes.get(attribute, -1) % rank}

@@ -62,7 +62,7 @@ def _of_two(walk: Walk, node: Node, x: str, y: str) -> Outputs:
     if (summed[0] == -2 and right is None) or (summed[1] == -1 and left is None):
         spread = left or right
         assert spread is not None
-        return [spread.along(summed[0] + out if left else out - 1)]  # type: ignore[operator]
+        return [spread.along(out - 2 if left else out - 1)]
     return each_of_batch(walk, node, out)
 
 

@@ -1,6 +1,6 @@
 """How each operator passes on what is spread over shards: a rule for each, in one table."""
 
-from .alone import along_others, each_alone, gather_elements, norm, reduce
+from .alone import along_axis, each_alone, gather_elements, norm, reduce
 from .heads import attention, rotary, scatter_entries
 from .products import convolution, gather, gemm, matmul
 from .shapes import concat, expand, reshape, slices, split, squeeze, transpose, unsqueeze
@@ -28,7 +28,7 @@ RULES: dict[str, Rule] = {
     "Reshape": reshape,
     "RotaryEmbedding": rotary,
     "Slice": slices,
-    "Softmax": along_others(attribute="axis"),
+    "Softmax": along_axis,
     "Split": split,
     "Squeeze": squeeze,
     "TensorScatter": scatter_entries,

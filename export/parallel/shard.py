@@ -132,8 +132,9 @@ class Shard:
         each = ir.node("Unsqueeze", [same.outputs[0], self._constant("number.-1", np.array([-1]))])
         table = node.inputs[0]
         assert table is not None
+        assert table.dtype is not None
         found = ir.node("Gather", [table, held.outputs[0]], {"axis": 0})
-        zero = np.zeros((), table.dtype.numpy())  # type: ignore[union-attr]
+        zero = np.zeros((), table.dtype.numpy())
         for number, one in enumerate((own, held, same, each, found)):
             one.outputs[0].name = f"{name}.own.{number}"
         self._graph.insert_before(node, [own, held, same, each, found])

@@ -79,7 +79,7 @@ class Walk:
     def run(self, rules: dict[str, Rule]) -> Found:
         for node in self._graph.nodes:
             given = [name for name in node.inputs if name]
-            if self._isnumber(node):
+            if self._is_number(node):
                 self._compute(node)
             elif given and all(name in self._constant for name in given):
                 self._constant.update(node.outputs)
@@ -230,7 +230,7 @@ class Walk:
 
     # Shapes.
 
-    def _isnumber(self, node: Node) -> bool:
+    def _is_number(self, node: Node) -> bool:
         return node.op == "Shape" or all(not self._values[name].is_meta for name in node.outputs)
 
     def _compute(self, node: Node) -> None:
@@ -239,11 +239,12 @@ class Walk:
             start, end = node.attributes.get("start", 0), node.attributes.get("end")
             self._numbers[node.outputs[0]] = torch.tensor(self.local(name)[start:end], dtype=torch.int64)
             return
-        values = {name: self.number(name) for name in node.inputs if name}
-        if any(value is None for value in values.values()):  # it is not about sizes
-            values = {name: self._values[name] for name in values}
-        run_node(node, values)  # type: ignore[arg-type]
-        self._numbers.update({name: values[name] for name in node.outputs})  # type: ignore[misc]
+        given = set(filter(None, node.inputs))
+        values = {name: number for name in given if (number := self.number(name)) is not None}
+        if len(values) < len(given):  # it is not about sizes
+            values = {name: self._values[name] for name in given}
+        run_node(node, values)
+        self._numbers.update({name: values[name] for name in node.outputs})
 
     def number(self, name: str) -> Tensor | None:
         value = self._numbers.get(name, self._values[name])
