@@ -14,7 +14,9 @@ COMMAND = Path(sys.executable).with_name("trt-spec")
 ASKED = ["--engine", "torch", "--prompt", "hello", "--max-new-tokens", "12"]
 
 
-def test_a_server_refuses_another_number_of_shards_than_the_bundle_has(llama: Pair, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_a_server_refuses_another_number_of_shards_than_the_bundle_has(
+    llama: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["serve", str(llama.bundle), "--tensor-parallel", "2"]) == 2
     assert "is in 1 shards, not in 2; leave --tensor-parallel out, or export it so" in capsys.readouterr().err
 

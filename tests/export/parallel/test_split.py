@@ -19,7 +19,9 @@ FORMS = ("gemma2", "qwen3_moe", "deepseek_v3", "bamba", "gpt2", "phi3", "bloom",
 TEXT = [5, 9, 17, 5, 9, 20, 33, 12, 8, 2, 44]
 
 
-def test_the_command_writes_shards_that_were_checked_together(llama: Pair, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_the_command_writes_shards_that_were_checked_together(
+    llama: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     given = ["--target", str(llama.checkpoint), "--out", str(tmp_path / "bundle"), "--tensor-parallel", "2"]
     assert main(given) == 0
     said = capsys.readouterr().out
