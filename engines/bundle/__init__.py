@@ -1,7 +1,8 @@
 """A bundle on disk: models, tokenizer and a manifest that vouches for every file."""
 
 from .added_files import put_file
-from .bundle import Bundle, EncoderEntry, Masks, ModelEntry, OwnTokens, Speech, TokenizerEntry, VisionEntry
+from .bundle import Bundle
+from .entries import EncoderEntry, Masks, ModelEntry, OwnTokens, Speech, TokenizerEntry, VisionEntry
 from .layout import (
     ADAPTED,
     COSTS,
