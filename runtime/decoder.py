@@ -1,57 +1,38 @@
 """The decoder: submit, step and cancel requests; generate and stream build on these."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
-from ..engines import (
-    ENGINES,
-    MAX_DRAFT_LENGTH,
-    Bundle,
-    Engine,
-    EngineError,
-    RequestError,
-    devices_of,
-    engines_of,
-    open_engines,
-    refuse_weights,
-    together,
-)
-from ..engines.bundle import VISION
-from ..engines.errors import first_line
+from ..engines import ENGINES, Bundle, RequestError, together
 from .acceptance.sampling_params import SamplingParams
 from .beams.able import beamless, refuse_long
-from .drafters import Drafter, Resources, open_drafters
+from .drafters import Resources, open_drafters
 from .grammars.grammar import Grammar
 from .images.picture import Picture
-from .images.reader import ImageReader
-from .lengths.controller import Controller
 from .lengths.costs import Costs, read_costs
 from .lengths.drafting import DraftingRules
 from .memory.adapter_files import read_adapter
 from .memory.adapter_pool import AdapterPool, Loaded
-from .memory.held import MemoryShortage, held_bytes
-from .memory.model import Model, refuse_drafts
-from .memory.prefixes import Prefixes
-from .requests.metrics import Speculation
+from .memory.held import MemoryShortage
 from .requests.output import Output, Piece
-from .requests.prompts import Prompt, read_tokenizer
+from .requests.prompts import Prompt, read_tokenizer, several
 from .requests.request import Request
 from .scheduling.engine_choice import resolve
 from .scheduling.intake import Intake
 from .scheduling.models import Models
-from .scheduling.occupants import Occupant
+from .scheduling.opening import Engines, devices_for, open_graphs, own_stream
 from .scheduling.scheduler import Scheduler
+from .scheduling.shown import Shown
 from .state.asked import DraftLength
-from .state.frame import Frame
 
 
-class Decoder:
+class Decoder(Shown):
     """Decodes many requests together, one round at a time.
 
     `submit` and `cancel` may be called from any thread; one thread at a time is inside `step`.
@@ -62,42 +43,34 @@ class Decoder:
         bundle: Bundle,
         *,
         engine: str,
-        device: str,
+        devices: Sequence[str],
         max_batch: int,
         capture: bool,
         cache_bytes: int | None,
         prefix_bytes: int | None,
         costs: Costs | None,
-        devices: Sequence[str] = (),
     ) -> None:
-        self.bundle, self._devices = bundle, devices
+        self.bundle = bundle
         self.engine = engine  # that of all models, or the target's and the drafts'
         self.max_batch = max_batch
         self.vocab_size = bundle.tokenizer.vocab_size
         self.tokenizer = read_tokenizer(bundle)
-        self._on_stream = _own_stream(device) if device.startswith("cuda") else nullcontext()
+        self._on_stream = own_stream(devices[0])
         self._memory_shortage = MemoryShortage(bundle, max_batch)
         with ExitStack() as opened, self._on_stream, self._memory_shortage:
-            engines = self._open_engines(device)
-            for one in engines:
-                opened.callback(one.close)
-            encoders = self._open_encoders(device)
-            for one in encoders.values():
-                opened.callback(one.close)
-            eyes = self._open_eyes(device)
-            if eyes is not None:
-                opened.callback(eyes.close)
-            models = Models(bundle, engines, encoders, max_batch, cache_bytes, prefix_bytes, eyes)
+            engines = self._open_graphs(devices, opened)
+            self._models = models = Models(bundle, engines, max_batch, cache_bytes, prefix_bytes)
             self.target, self.drafts, self.models = models.target, models.drafts, models.named
             self.draft = self.drafts[0] if bundle.drafts else None
             self.foreign = models.foreign_draft(bundle, self.tokenizer)
             drafters, unavailable = open_drafters(Resources(bundle, self.target, self.models, max_batch, self.foreign))
-            self._rules = _drafting_rules(self.target, drafters, unavailable, costs)
+            self._rules = DraftingRules.of(
+                self.target.engine, drafters, unavailable, beamless(self.target, drafters), costs
+            )
             self._intake = Intake(bundle, self.tokenizer, self._rules)
             self._scheduler = Scheduler(models, drafters, self._rules, max_batch, bundle.capacity, capture)
             opened.pop_all()  # nothing failed, so the engines stay open
-        self._models = models
-        self._own_threads = any(one.own_threads for one in engines)
+        self._own_threads = any(one.own_threads for one in engines.models)
         self._step_lock = threading.RLock()
         self._loading = threading.Lock()  # one adapter at a time
         self._closed = False
@@ -131,27 +104,18 @@ class Decoder:
         if type(max_batch) is not int or max_batch < 1:
             raise RequestError(f"max_batch is {max_batch!r}, expected a whole number >= 1")
         opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
-        shards = opened.target.contract.shards
-        if devices is None:
-            devices = devices_of(device, shards)
-        elif len(devices) != shards:
-            raise RequestError(
-                f"{len(devices)} devices are given, the target of bundle {opened.path} is in {shards} shards; name one "
-                "for each"
-            )
-        device = devices[0]
-        engine = together(resolve(opened, engine, device, max_batch), draft_engine)
-        costs = read_costs(opened, engine, device)
+        devices = devices_for(opened, device, devices)
+        engine = together(resolve(opened, engine, devices[0], max_batch), draft_engine)
+        costs = read_costs(opened, engine, devices[0])
         return cls(
             opened,
             engine=engine,
-            device=device,
+            devices=devices,
             max_batch=max_batch,
             capture=capture,
             cache_bytes=cache_bytes,
             prefix_bytes=prefix_bytes,
             costs=costs,
-            devices=devices,
         )
 
     def close(self) -> None:
@@ -191,22 +155,12 @@ class Decoder:
         Where the bundle has an encoder there is one source for each, and the prompts may be left out. Where its target
         sees there may be `images` for each.
         """
-        each = [()] * len(sources) if sources is not None and len(prompts) == 0 else _prompts(prompts)
-        given = [None] * len(each) if sources is None else sources
-        if len(given) != len(each):
-            raise RequestError(f"there are {len(given)} sources for {len(each)} prompts, expected one each")
-        seen: Sequence[Sequence[bytes | Picture]] = [()] * len(each) if images is None else images
-        if len(seen) != len(each):
-            raise RequestError(f"there are images for {len(seen)} of {len(each)} prompts, expected a list for each")
-        settings = [params] * len(each) if params is None or isinstance(params, SamplingParams) else params
-        if len(settings) != len(each):
-            raise RequestError(f"there are {len(settings)} SamplingParams for {len(each)} prompts, expected one each")
         requests: list[Request] = []
         try:
             asked: dict[str, Any] = {"draft_length": draft_length, "drafter": drafter, "trace": trace}
             asked["adapter"] = adapter
-            for prompt, setting, source, own in zip(each, settings, given, seen, strict=True):
-                requests.append(self.submit(prompt, setting, source=source, images=own, **asked))
+            for prompt, setting, source, seen in several(prompts, params, sources, images):
+                requests.append(self.submit(prompt, setting, source=source, images=seen, **asked))
             while not all(request.finished for request in requests):
                 self.step()
         finally:
@@ -328,12 +282,6 @@ class Decoder:
             held.finished = True
 
     @property
-    def adapters(self) -> Mapping[str, Path]:
-        """The adapters that are loaded: the folder of each by its name."""
-        pool = self._models.adapters
-        return {} if pool is None else {name: one.folder for name, one in dict(pool.loaded).items()}
-
-    @property
     def _adapters(self) -> AdapterPool:
         if self._models.adapters is not None:
             return self._models.adapters
@@ -389,168 +337,9 @@ class Decoder:
         with self._step_lock:
             self._scheduler.forget_outputs()
 
-    @property
-    def speculation(self) -> Speculation:
-        """The counts and times of speculation over all requests so far."""
-        return self._scheduler.speculation
-
-    @property
-    def by_drafter(self) -> dict[str, Speculation]:
-        """The counts of the rounds in which each drafter has proposed, over all requests so far."""
-        return self._scheduler.by_drafter
-
-    @property
-    def by_adapter(self) -> dict[str, Speculation]:
-        """The counts of requests with each adapter that is loaded, since it was."""
-        pool = self._models.adapters
-        return {} if pool is None else self._scheduler.by_adapter(dict(pool.loaded))
-
-    @property
-    def prefixes(self) -> Prefixes:
-        """The prefixes kept for requests that begin like others, and how much of the prompts was found there."""
-        return self._scheduler.seating.prefixes
-
-    @property
-    def live(self) -> tuple[Occupant, ...]:
-        """The requests that are decoding; occupant i has row i."""
-        return tuple(self._scheduler.live)
-
-    @property
-    def cache_usage(self) -> float:
-        """The share of the target's cache that holds tokens, out of all that it may hold."""
-        most = self._models.most_tokens
-        room = self.max_batch * self.bundle.capacity if most is None else max(1, most)
-        return min(1.0, sum(self.target.cache.entries) / room)
-
-    @property
-    def held_bytes(self) -> dict[str, int]:
-        """The bytes that each pool of memory holds now."""
-        of_sources = sum(one.kept_bytes for one in self._models.encoders)
-        of_sources += 0 if self._models.eyes is None else self._models.eyes.kept_bytes
-        pool = self._models.adapters
-        return held_bytes(self.bundle, self._models.all, of_sources, 0 if pool is None else pool.held_bytes)
-
-    @property
-    def last_frame(self) -> Frame | None:
-        """The tensors of the last round and the engines' steps over them, for measuring."""
-        return self._scheduler.frame
-
-    @property
-    def recorded(self) -> bool:
-        """Whether rounds that repeat run as recorded CUDA graphs."""
-        return self._scheduler.recorded
-
-    @property
-    def recorded_kinds(self) -> int:
-        """How many kinds of rounds are recorded now."""
-        return self._scheduler.recorded_kinds
-
-    @property
-    def replayed(self) -> bool:
-        """Whether the last round was such a graph."""
-        return self._scheduler.replayed
-
-    @property
-    def longest_draft(self) -> int:
-        """The most proposals that a round can verify."""
-        return self._rules.longest
-
-    @property
-    def largest_comb(self) -> int:
-        """The most proposals that a comb or a tree may have, 0 where the engine takes lines only."""
-        return self._rules.most or 0
-
-    @property
-    def growing(self) -> tuple[str, ...]:
-        """The drafters that can grow trees here."""
-        return self._rules.growing
-
-    @property
-    def grammars_given_up(self) -> int:
-        """The number of grammars that ended the process in which they were tried, by time or memory."""
-        return self._intake.grammars.given_up
-
-    @property
-    def costs(self) -> Costs | None:
-        """The costs that `trt-spec tune` measured for this bundle here; auto chooses by them."""
-        return self._rules.controller.costs if self._rules.controller else None
-
-    @property
-    def drafters(self) -> tuple[str, ...]:
-        """The drafters that this bundle has."""
-        return self._rules.drafters
-
-    @property
-    def images(self) -> ImageReader | None:
-        """What reads images for prompts, None where the target reads text alone."""
-        return self._intake.images
-
-    def default_draft_length(self, drafter: str) -> DraftLength:
-        """Return what is drafted where nothing else is asked for: auto if its costs are known, else a number."""
-        return self._rules.default(drafter)
-
-    def _open_engines(self, device: str) -> list[Engine]:
-        """Open the target's engine, and those of the drafts."""
-        refuse_drafts(self.bundle)
-        bundle, (target, drafts) = self.bundle, engines_of(self.engine)
-        names = [*bundle.names, *([bundle.foreign] if bundle.foreign else [])]
-        engines = [target, *[drafts] * (len(names) - 1)]
-        for engine, name in zip(engines, names, strict=True):
-            refuse_weights(engine, name, bundle.models[name].weights)
-        graphs = [(bundle.graph(name), bundle.models[name].contract) for name in names]
-        return open_engines(engines, graphs, device, devices=self._devices)
-
-    def _open_encoders(self, device: str) -> dict[str, Engine]:
-        """Open the encoders by themselves: they run between rounds, so that models share no cores with them."""
-        bundle, (target, _) = self.bundle, engines_of(self.engine)
-        engine = ENGINES[target].encodes_in
-        for name, encoder in bundle.encoders.items():
-            refuse_weights(engine, name, encoder.weights)
-        graphs = [(bundle.graph(name), encoder.contract) for name, encoder in bundle.encoders.items()]
-        opened = open_engines(engine, graphs, device)
-        return dict(zip(bundle.encoders, opened, strict=True))
-
-    def _open_eyes(self, device: str) -> Engine | None:
-        """Open the graph that sees for the target, in the engine of encoders: it, too, runs between rounds."""
-        bundle, (target, _) = self.bundle, engines_of(self.engine)
-        if bundle.vision is None:
-            return None
-        engine = ENGINES[target].encodes_in
-        refuse_weights(engine, VISION, bundle.vision.weights)
-        return open_engines(engine, [(bundle.graph(VISION), bundle.vision.contract)], device)[0]
+    def _open_graphs(self, devices: Sequence[str], opened: ExitStack) -> Engines:
+        return open_graphs(self.bundle, self.engine, devices, opened)
 
     def _require_open(self) -> None:
         if self._closed:
             raise RequestError("the decoder is closed; open another")
-
-
-def _drafting_rules(
-    target: Model, drafters: Mapping[str, Drafter], unavailable: Mapping[str, str], costs: Costs | None
-) -> DraftingRules:
-    """Say what requests may ask for where the target verifies so many tokens, and these drafters could be opened."""
-    most = target.engine.verify_width - 1
-    most -= max((one.look_aheads(MAX_DRAFT_LENGTH) for one in drafters.values()), default=0)
-    longest = min(most, MAX_DRAFT_LENGTH)
-    treeless = {name: reason for name, one in drafters.items() if (reason := one.treeless)}
-    controller = Controller(costs, longest, drafters.keys() - treeless, most) if costs else None
-    trees = most if target.engine.takes_trees else None
-    return DraftingRules(unavailable, longest, trees, controller, treeless, beamless(target, drafters))
-
-
-def _prompts(prompts: Any) -> Sequence[Any]:
-    """Wrap a single prompt, text or token ids, in a list; leave several as they are."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if not isinstance(prompts, Sequence):
-        raise RequestError(f"the prompts are {prompts!r}, expected text, a list of token ids, or a list of prompts")
-    return [prompts] if len(prompts) > 0 and isinstance(prompts[0], int) else prompts
-
-
-def _own_stream(device: str) -> AbstractContextManager[None]:
-    """Make a stream of our own, because nothing can be captured on the default stream."""
-    try:
-        return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    except (RuntimeError, AssertionError) as error:
-        raise EngineError(
-            f"device {device!r} cannot be used ({first_line(error)}); expected cpu or cuda; trt-spec doctor says more"
-        ) from error

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..memory.model import Model, Tokens
+from ..memory.model import Model
 from ..memory.row_cache import RowCache
+from ..memory.tokens import Tokens
 from .node import Node
 
 STEP = 32  # calls get a multiple of so many entries before their own, which some engines prepare for

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...engines import MAX_DRAFT_LENGTH
 from ..acceptance.accept import accept
 from ..acceptance.transform import draft_transform
-from ..memory.model import Absorbs, Tokens
+from ..memory.tokens import Absorbs, Tokens
 from ..state.frame import DraftedLine, Frame
 from ..state.indexing import counting
 from ..state.plan import Plan, Prepared

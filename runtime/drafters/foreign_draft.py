@@ -17,7 +17,8 @@ from torch import Tensor
 
 from ...engines import ALIGNMENT, Bundle, Step
 from ..memory.budget import SPREAD
-from ..memory.model import Model, Tokens
+from ..memory.model import Model
+from ..memory.tokens import Tokens
 from ..state.indexing import counting
 from ..translation.own_text import OwnText
 from ..translation.translation import Translation

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...engines import Step
-from ..memory.model import Tokens, preceded
+from ..memory.tokens import Tokens, preceded
 from ..state.frame import DraftedLine, Frame
 from ..state.indexing import at_nodes, counting, pick
 from ..state.rows import Rows

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...engines import Masks
-from ..memory.model import Absorbs, Tokens, preceded
+from ..memory.tokens import Absorbs, Tokens, preceded
 from ..state.frame import DraftedLine, Frame
 from ..state.indexing import counting
 from ..state.rows import Rows

@@ -7,7 +7,7 @@ from functools import partial
 from torch import Tensor
 
 from ...engines import Step
-from ..memory.model import Absorbs, Tokens
+from ..memory.tokens import Absorbs, Tokens
 from ..state.frame import DraftedLine, Frame
 from ..state.plan import Prepared
 from ..state.rows import Rows

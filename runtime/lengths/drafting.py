@@ -2,11 +2,12 @@
 
 import reprlib
 from collections.abc import Mapping, Sequence
+from typing import Self
 
-from ...engines import MAX_DRAFT_LENGTH, RequestError
+from ...engines import MAX_DRAFT_LENGTH, Engine, RequestError
 from ..acceptance.filters import FILTERS
 from ..acceptance.sampling_params import SamplingParams
-from ..drafters import DRAFTERS
+from ..drafters import DRAFTERS, Drafter
 from ..state.asked import (
     AUTO,
     BESIDE,
@@ -22,7 +23,7 @@ from ..state.asked import (
 from ..state.shapes import MOST_LINES, Shape, line, read_shape, refuse_large
 from .chooser import Chooser
 from .controller import Controller
-from .costs import require_costs
+from .costs import Costs, require_costs
 from .entropy import ByEntropy
 
 
@@ -44,6 +45,23 @@ class DraftingRules:
         self.controller = controller
         self.treeless = treeless  # drafters that it has but that can grow no tree, and why
         self.beamless = beamless  # those that can search for no beams, and why
+
+    @classmethod
+    def of(
+        cls,
+        engine: Engine,
+        drafters: Mapping[str, Drafter],
+        unavailable: Mapping[str, str],
+        beamless: Mapping[str, str],
+        costs: Costs | None,
+    ) -> Self:
+        """Say what requests may ask for where the target's engine verifies so many tokens, and has these drafters."""
+        most = engine.verify_width - 1
+        most -= max((one.look_aheads(MAX_DRAFT_LENGTH) for one in drafters.values()), default=0)
+        longest = min(most, MAX_DRAFT_LENGTH)
+        treeless = {name: reason for name, one in drafters.items() if (reason := one.treeless)}
+        controller = Controller(costs, longest, drafters.keys() - treeless, most) if costs else None
+        return cls(unavailable, longest, most if engine.takes_trees else None, controller, treeless, beamless)
 
     @property
     def drafters(self) -> tuple[str, ...]:

@@ -1,9 +1,8 @@
 """One model of a bundle: its engine, and a cache that follows the live rows."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,12 +11,8 @@ from torch.nn.utils.rnn import pad_sequence
 from ...engines import (
     MOST_READ,
     ROW,
-    Bundle,
-    BundleError,
     Engine,
     Masks,
-    Recurrence,
-    RequestError,
     Step,
     last_rows,
     line,
@@ -25,54 +20,14 @@ from ...engines import (
 )
 from ...engines.engine import chunks
 from .adapter_pool import AdapterPool
-from .block_cache import BlockCache
 from .bucket import bucket
-from .cache import KVCache, nbytes
+from .cache import nbytes
+from .caches import make_cache
 from .features import Features
 from .image_rows import ImageRows
-from .row_cache import RowCache
+from .tokens import NO_MORE, Absorbs, Tokens, preceded
 
 LINES = 64  # shapes of steps whose tokens' places are kept
-
-
-class Ancestry(Protocol):
-    """The part of a tree of tokens that graphs read."""
-
-    depths: Tensor  # [B, S]
-    ancestors: Tensor  # [B, S, S]
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """The tokens that a step reads, and where they are in the rows from the first on."""
-
-    ids: Tensor  # [B, S]
-    start: Tensor  # [B], the entries that the first of them write
-    first_row: int = 0
-    entries_read: int | None = None  # of each row, by an engine that can leave out the others; None: all
-    widths: Tensor | None = None  # [B] tokens of each row, by an engine that can leave out the others; None: S
-    ancestry: Ancestry | None = None  # None: a line
-    images: Mapping[str, Tensor] = field(default_factory=dict)  # what a step is given of them
-
-
-@dataclass(frozen=True)
-class Absorbs:
-    """What recurrent layers absorb before a step, or with it."""
-
-    since: int = 1  # at most so many tokens of a row, which were read before
-    read: Tensor | int | None = None  # and so many of the step's own in each row [B], which are there for good
-    goes_on: bool = False  # nothing: it comes after another step of the same round
-
-    def over(self, recurrence: Recurrence, step: Step, first_row: int) -> Step:
-        """Return a step that does so."""
-        if self.goes_on:
-            return recurrence.go_on(step, first_row)
-        if self.read is not None:
-            return recurrence.read(step, first_row, self.read)
-        return recurrence.begin(step, first_row)
-
-
-NO_MORE = Absorbs()  # than the last token
 
 
 class Model:
@@ -303,51 +258,3 @@ class Model:
         self.engine.close()
         self.cache.close()
         self._logits, self._spare = torch.zeros(0), {}
-
-
-def preceded(prepare: Callable[[], None], step: Step) -> Step:
-    """Return a step that prepares its inputs before it runs."""
-
-    def run() -> None:
-        prepare()
-        step.run()
-
-    return replace(step, run=run)
-
-
-def make_cache(
-    engine: Engine, max_rows: int, capacity: int, most_tokens: int | None, kept_blocks: int, longest_source: int = 0
-) -> KVCache:
-    """Make the kind of cache that the engine reads."""
-    contract, device = engine.contract, engine.device
-    if contract.in_blocks:
-        return BlockCache(contract, device, max_rows, capacity, most_tokens, kept_blocks)
-    make = partial(
-        RowCache,
-        contract,
-        device,
-        max_rows,
-        kept_blocks=kept_blocks,
-        longest_source=longest_source,
-        everywhere=engine.everywhere,
-    )
-    if not engine.static_capacity:
-        return make(most_tokens=most_tokens)
-    if most_tokens is not None and max_rows * capacity > most_tokens:
-        raise RequestError(
-            f"cache_bytes has room for {most_tokens:,} tokens, this engine takes {max_rows} rows of {capacity:,}; "
-            "lower max_batch, or raise cache_bytes"
-        )
-    return make(max_rows, capacity, fixed=True)
-
-
-def refuse_drafts(bundle: Bundle) -> None:
-    """Refuse drafts with states of rows that no call says what to absorb: proposals may be rejected after all."""
-    for name in (*bundle.drafts, *filter(None, [bundle.foreign])):
-        if bundle.models[name].contract.recurrent and name != bundle.foreign:
-            continue
-        for state in bundle.models[name].contract.of_kind(ROW):
-            raise BundleError(
-                f"bundle {bundle.path} has the {name} with {state}, which could not be taken back where a proposal is "
-                "rejected; expected drafts with states per token alone, export another"
-            )

@@ -1,6 +1,7 @@
 """Turns prompts into token ids. It needs no torch, so that those of flags are refused before that is loaded."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -34,3 +35,30 @@ def encode(prompt: object, tokenizer: Tokenizer, vocab_size: int, begins: bool =
     for token in ids:
         require_token(token, vocab_size, "prompt")
     return ids
+
+
+def several(
+    prompts: Any, params: Any, sources: Sequence[Any] | None, images: Sequence[Any] | None
+) -> Iterator[tuple[Any, Any, Any, Any]]:
+    """Return a prompt for each request, and its parameters, source and images; refuse what is not one for each."""
+    prompts = [()] * len(sources) if sources is not None and len(prompts) == 0 else _several(prompts)
+    count = len(prompts)
+    sources = [None] * count if sources is None else sources
+    if len(sources) != count:
+        raise RequestError(f"there are {len(sources)} sources for {count} prompts, expected one each")
+    images = [()] * count if images is None else images
+    if len(images) != count:
+        raise RequestError(f"there are images for {len(images)} of {count} prompts, expected a list for each")
+    params = params if isinstance(params, Sequence) else [params] * count
+    if len(params) != count:
+        raise RequestError(f"there are {len(params)} SamplingParams for {count} prompts, expected one each")
+    return zip(prompts, params, sources, images, strict=True)
+
+
+def _several(prompts: Any) -> Sequence[Any]:
+    """Wrap a single prompt, text or token ids, in a list; leave several as they are."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise RequestError(f"the prompts are {prompts!r}, expected text, a list of token ids, or a list of prompts")
+    return [prompts] if len(prompts) > 0 and isinstance(prompts[0], int) else prompts

@@ -1,6 +1,5 @@
 """The models of a decoder: an engine each, and a cache, in the memory that all of them may take together."""
 
-from collections.abc import Mapping, Sequence
 from functools import partial
 
 from tokenizers import Tokenizer
@@ -14,6 +13,7 @@ from ..memory.image_rows import ImageRows
 from ..memory.model import Model
 from ..sources.encoder import Encoder
 from ..sources.eyes import Eyes
+from .opening import Engines
 
 OF_IMAGES = 8  # the part of what is kept that is for images
 
@@ -22,14 +22,13 @@ class Models:
     def __init__(
         self,
         bundle: Bundle,
-        engines: Sequence[Engine],  # of the target, its drafts and heads, and a draft with tokens of its own
-        encoders: Mapping[str, Engine],
+        engines: Engines,
         max_rows: int,
         cache_bytes: int | None,
         prefix_bytes: int | None,
-        eyes: Engine | None = None,
     ) -> None:
-        own, others = engines[: len(bundle.names)], engines[len(bundle.names) :]
+        own, others = engines.models[: len(bundle.names)], engines.models[len(bundle.names) :]
+        encoders, eyes = engines.encoders, engines.eyes
         contracts = [one.contract for one in own]
         longest = [bundle.longest_source(name) for name in bundle.names]
         spread = SPREAD * [one.contract for one in others]

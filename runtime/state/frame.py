@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ...engines import ALIGNMENT, Step
-from ..memory.model import Absorbs, Model, Tokens, preceded
+from ..memory.model import Model
+from ..memory.tokens import Absorbs, Tokens, preceded
 from .indexing import counting
 from .look_aheads import LookAheads
 from .place import on_host

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ...engines import MAX_DRAFT_LENGTH
 from ..memory.cache import KVCache
-from ..memory.model import Ancestry
 from ..memory.row_cache import RowCache
+from ..memory.tokens import Ancestry
 from .indexing import at_nodes, counting, pick
 from .line import Line, Links, Walk
 from .place import on_host

@@ -19,7 +19,7 @@ from trt_spec.engines.onnxruntime import GPU, Threads, nodes_elsewhere, open_ses
 from trt_spec.export import export_bundle, pipeline
 from trt_spec.export.writing.graph import write_fused
 from trt_spec.runtime import Decoder
-from trt_spec.runtime.memory.model import Tokens
+from trt_spec.runtime.memory.tokens import Tokens
 
 from ..kit.bundles import Pair, export_pair, without_fused
 from ..kit.models import tiny_llama

@@ -19,7 +19,7 @@ from trt_spec.engines.torch import ops
 from trt_spec.export.checking.scenarios import write_script
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.runtime.memory.model import Tokens
+from trt_spec.runtime.memory.tokens import Tokens
 
 from ..kit.bundles import Pair, export_pair
 from ..kit.models import tiny_gpt2, tiny_llama

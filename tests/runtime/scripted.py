@@ -94,7 +94,7 @@ def scripted_decoder(
         return [ScriptedEngine(contract, scripts[graph.parent.name]) for graph, contract in graphs]
 
     with (
-        patch("trt_spec.runtime.decoder.open_engines", open_engines),
+        patch("trt_spec.runtime.scheduling.opening.open_engines", open_engines),
         patch("trt_spec.runtime.decoder.read_costs", lambda *_: costs),
     ):
         return Decoder.open(bundle, max_batch=max_batch)

@@ -14,7 +14,8 @@ from ...engines.bundle import TARGET
 from ...runtime.memory.adapter_files import read_adapter
 from ...runtime.memory.adapter_pool import AdapterPool, rooms_of
 from ...runtime.memory.features import Features
-from ...runtime.memory.model import Absorbs, Model, Tokens
+from ...runtime.memory.model import Model
+from ...runtime.memory.tokens import Absorbs, Tokens
 from ...runtime.sources.encoder import Encoder, Wanted
 from ...runtime.sources.source import read_source
 from ..example_sources import example_source

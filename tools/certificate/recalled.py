@@ -18,6 +18,7 @@ from torch import Tensor
 from ...engines import Engine, Step, keys_and_values
 from ...runtime import Decoder
 from ...runtime.memory.model import Model
+from ...runtime.scheduling.opening import Engines
 from ..example_sources import SourcedDecoder
 from .first_tokens import DEPTH, Tokens
 
@@ -33,15 +34,12 @@ class RecallingDecoder(SourcedDecoder):
     Nor does a target that keeps more than tokens tell, for heads or of a source.
     """
 
-    def _open_engines(self, device: str) -> list[Engine]:
-        engines = super()._open_engines(device)
-        with ExitStack() as opened:
-            for one in engines:
-                opened.callback(one.close)
-            if device == "cpu" and engines[0].takes_trees and not (self.bundle.heads or self.bundle.encoders):
-                engines[0] = RecallingEngine(engines[0], self.bundle.capacity)
-            opened.pop_all()
-        return engines
+    def _open_graphs(self, devices: Sequence[str], opened: ExitStack) -> Engines:
+        engines = super()._open_graphs(devices, opened)
+        target, *others = engines.models
+        if devices[0] != "cpu" or not target.takes_trees or self.bundle.heads or self.bundle.encoders:
+            return engines
+        return engines._replace(models=[RecallingEngine(target, self.bundle.capacity), *others])
 
 
 def recalls(decoder: Decoder) -> bool:

@@ -92,7 +92,7 @@ def without_trees(decoder: Decoder, device: str) -> Decoder | None:
     return Decoder(
         decoder.bundle,
         engine=decoder.engine,
-        device=device,
+        devices=[device],
         max_batch=decoder.max_batch,
         capture=True,
         cache_bytes=None,

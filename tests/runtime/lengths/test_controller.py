@@ -11,8 +11,9 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from trt_spec.runtime import Decoder, Request, SamplingParams
+from trt_spec.runtime.lengths.by_costs import ByCosts
 from trt_spec.runtime.lengths.chooser import Chooser, Pause
-from trt_spec.runtime.lengths.controller import KEPT_ROUNDS, ByCosts, Controller, Unread
+from trt_spec.runtime.lengths.controller import KEPT_ROUNDS, Controller, Unread
 from trt_spec.runtime.lengths.costs import Costs, smoothed
 from trt_spec.runtime.lengths.estimate import Estimate, expected_tokens
 from trt_spec.runtime.requests.metrics import Beside, Outcome

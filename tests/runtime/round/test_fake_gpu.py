@@ -223,7 +223,7 @@ def decoder(llama: Pair, watch: Watch) -> Iterator[Decoder]:
         return [IdleEngine(contract, device) for _, contract in graphs]
 
     with (
-        patch("trt_spec.runtime.decoder.open_engines", open_engines),
+        patch("trt_spec.runtime.scheduling.opening.open_engines", open_engines),
         patch("torch.inference_mode", nullcontext),
         Decoder.open(llama.bundle, device=DEVICE, max_batch=3) as decoder,
     ):
