@@ -16,7 +16,8 @@ from dynamo.llm.exceptions import EngineShutdown, InvalidArgument
 from ...engines import BLOCK_TOKENS, RequestError
 from ...runtime import Decoder, Piece
 from ...runtime.memory.prefixes import Block
-from ..serving.stepper import RequestGroup, Stepper
+from ..serving.stepper import Stepper
+from ..serving.tickets import RequestGroup
 from ..serving.tokens import Spelling
 from .requests import chunk_of, submission_of
 

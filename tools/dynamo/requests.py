@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from ...engines import Bundle, RequestError
 from ...runtime import Piece, SamplingParams
-from ..serving.stepper import Submission
+from ..serving.tickets import Submission
 from ..serving.tokens import Spelling
 
 DEFAULT_TEMPERATURE = 1.0

@@ -10,7 +10,8 @@ from typing import Any
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.tools.serving.stepper import Stepper, Submission
+from trt_spec.tools.serving.stepper import Stepper
+from trt_spec.tools.serving.tickets import Submission
 
 
 @serve.deployment(max_ongoing_requests=64, autoscaling_config={"min_replicas": 1, "target_ongoing_requests": 16})

@@ -10,7 +10,8 @@ from .answers import Status
 from .bodies import LoadAdapterBody, UnloadAdapterBody
 from .delivery import json_response
 from .errors import ApiError
-from .service import Service, body_of
+from .raw_bodies import body_of
+from .service import Service
 
 
 async def load_adapter(request: Request) -> Response:

@@ -29,8 +29,9 @@ from .keys import Keys
 from .messages import answer_messages, count_tokens
 from .metrics import CONTENT_TYPE
 from .openapi import openapi_page
+from .raw_bodies import body_of
 from .responses import count_input, kept_response, respond
-from .service import Service, body_of
+from .service import Service
 from .transcriptions import transcribe, translate
 
 UNSERVED = {  # paths of other servers, and why they are none here

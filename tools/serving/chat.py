@@ -20,10 +20,11 @@ from .errors import ApiError
 from .formats import RequestedGrammar, format_of
 from .guard import caller_of
 from .images import expanded, pictures_of
+from .raw_bodies import body_of
 from .reasoning import ReasoningReader, has_begun
-from .service import Service, body_of
-from .stepper import RequestGroup
+from .service import Service
 from .templates import ChatTemplate, Ending
+from .tickets import RequestGroup
 from .tokens import chat_logprobs
 from .tool_calls import Reader, Toolbox, arguments_of, joined, message_of, shown
 

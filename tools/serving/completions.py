@@ -14,7 +14,8 @@ from .delivery import delivery_of
 from .errors import ApiError
 from .formats import format_of
 from .guard import caller_of
-from .service import Service, body_of
+from .raw_bodies import body_of
+from .service import Service
 from .tokens import Offsets, completion_logprobs
 
 DEFAULT_MAX_TOKENS = 16

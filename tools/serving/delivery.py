@@ -18,7 +18,7 @@ from .access_log import note
 from .answers import CompletionDetails, PromptDetails, Usage
 from .errors import ApiError, api_error
 from .service import Service
-from .stepper import RequestGroup
+from .tickets import RequestGroup
 
 log = logging.getLogger(__name__)
 encode = msgspec.json.encode

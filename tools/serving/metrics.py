@@ -16,7 +16,8 @@ from .kept_answers import KeptAnswers
 from .resident import resident_bytes, unused_bytes
 
 if TYPE_CHECKING:
-    from .stepper import Stepper, Ticket
+    from .stepper import Stepper
+    from .tickets import Ticket
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80, 160)

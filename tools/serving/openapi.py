@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from . import answers, bodies, messages, response_bodies
+from . import answers, bodies, message_bodies, messages, response_bodies
 from .errors import MESSAGES, ErrorAnswer, MessagesError
 from .response_answers import CountedInput, ResponseAnswer
 from .service import Service
@@ -31,8 +31,8 @@ POSTS: dict[str, tuple[str, type, type]] = {  # path: what it does, what it take
     "/v1/responses": ("Answer messages.", response_bodies.ResponsesBody, ResponseAnswer),
     "/v1/chat/completions/input_tokens": ("Count what would be read.", bodies.ChatBody, answers.InputTokens),
     "/v1/responses/input_tokens": ("Count what would be read.", response_bodies.ResponsesBody, CountedInput),
-    "/v1/messages": ("Answer messages.", messages.MessagesBody, messages.MessageAnswer),
-    "/v1/messages/count_tokens": ("Count what would be read.", messages.CountedBody, answers.InputTokens),
+    "/v1/messages": ("Answer messages.", message_bodies.MessagesBody, messages.MessageAnswer),
+    "/v1/messages/count_tokens": ("Count what would be read.", message_bodies.CountedBody, answers.InputTokens),
     "/apply-template": ("Turn messages into a prompt.", bodies.ApplyTemplateBody, answers.Prompt),
     "/tokenize": ("Turn text or messages into token ids.", bodies.TokenizeBody, answers.Tokens),
     "/v1/load_lora_adapter": ("Load an adapter.", bodies.LoadAdapterBody, answers.Status),

@@ -27,6 +27,7 @@ from .chat import conversation_of, converse
 from .delivery import delivery_of, json_response
 from .errors import ApiError, in_terms_of
 from .guard import caller_of
+from .raw_bodies import body_of
 from .response_answers import CountedInput, ResponseWriter
 from .response_bodies import (
     ITEMS,
@@ -39,7 +40,7 @@ from .response_bodies import (
     ResponsesBody,
     Said,
 )
-from .service import Service, body_of
+from .service import Service
 
 NAMES = {  # of a chat's fields, as this API calls them
     "messages": "input",

@@ -1,7 +1,6 @@
 """The service that the endpoints share: the decoder and its stepper, its chat template, and its name."""
 
 import asyncio
-import gc
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
 
 from ...engines import RequestError
 from ...runtime import Decoder, SamplingParams
@@ -20,7 +18,7 @@ from ...runtime.images.picture import Picture, more_tokens
 from ...runtime.state.asked import DraftLength
 from ...runtime.transcribing.transcriber import Transcriber
 from .answers import ModelCard
-from .bodies import Body, Generation, Sampling, read_body
+from .bodies import Generation, Sampling
 from .encoding import Longest
 from .errors import ApiError, in_terms_of
 from .formats import RequestedGrammar
@@ -28,8 +26,10 @@ from .held_pictures import HeldPictures
 from .kept_answers import KeptAnswers
 from .marks import Marks, marks_of
 from .metrics import Metrics
-from .stepper import Stepper, Submission, Ticket
+from .sampling_fields import predicted_text, sampling_fields, seed_of_choice
+from .stepper import Stepper
 from .templates import ChatTemplate
+from .tickets import Submission, Ticket
 from .tokenising import HUGE_TEXT, encoded
 from .tokens import Spelling
 
@@ -40,7 +40,6 @@ Result = TypeVar("Result")
 
 LONG_TEXT = 2000  # characters that take longer to tokenise than a thread to start
 MOST_COUNTED = 2**18  # tokens of a text that need not fit the model, since it is only counted, shown, or cut
-LARGE_BODY = 2**18  # bytes that may take a tenth of a second to read, if they are many small parts
 MOST_COMPILING = 128  # grammars that wait in threads; those are not threads in which others are tokenised
 MOST_FETCHING = 8  # images, in threads of their own
 DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "rule": "rejection"}  # of requests, by names of SamplingParams
@@ -190,7 +189,7 @@ class Service:
         if (body.num_beams or 1) > 1 and (body.n or 1) > 1:
             raise ApiError(400, "a search with num_beams gives its best text alone; leave n or num_beams out", "n")
         wanted = []
-        fields = {**self.defaults, **_sampling_fields(body), **more}
+        fields = {**self.defaults, **sampling_fields(body), **more}
         predicted = await self.encode(predicted_text(body), add_special_tokens=False, field="prediction")
         if asked is not None:
             fields["grammar"] = asked.grammar
@@ -280,81 +279,3 @@ def open_service(
             raise RequestError(f"{adapter!r} is the name of the model itself; give the adapter another")
         decoder.load_adapter(adapter, folder)
     return service
-
-
-def seed_of_choice(seed: int, choice: int) -> int:
-    """Derive a seed of its own for each of n choices; the first has the request's."""
-    if choice == 0:
-        return seed % 2**64
-    return int.from_bytes(hashlib.sha256(f"{seed}/{choice}".encode()).digest()[:8], "big")
-
-
-def predicted_text(body: Generation) -> str:
-    content = "" if body.prediction is None else body.prediction.content
-    return content if isinstance(content, str) else "".join(part.text for part in content)
-
-
-SAME = (  # fields that SamplingParams knows by the same name
-    "temperature",
-    "rule",
-    "top_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "min_p",
-    "repetition_penalty",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "min_tokens",
-    "allowed_token_ids",
-    "num_beams",
-    "length_penalty",
-    "early_stopping",
-)
-
-
-def _sampling_fields(body: Generation) -> dict[str, Any]:
-    fields: dict[str, Any] = {name: value for name in SAME if (value := getattr(body, name)) is not None}
-    if body.top_k is not None:
-        fields["top_k"] = max(body.top_k, 0)  # other servers say -1 for off
-    fields["include_stop"] = bool(body.include_stop_str_in_output)
-    fields["show_special_tokens"] = body.skip_special_tokens is False
-    if body.logit_bias is not None:
-        fields["logit_bias"] = {_token_of(key): bias for key, bias in body.logit_bias.items()}
-    if body.stream_options is not None and not body.stream:
-        raise ApiError(400, "stream_options says how to stream, but stream is not true", "stream_options")
-    return fields
-
-
-def _token_of(key: str) -> int:
-    if not (key.isascii() and key.isdecimal() and len(key) < 10):
-        raise RequestError(f"logit_bias has the key {key[:20]!r}, expected a token id", "logit_bias")
-    return int(key)
-
-
-async def body_of(request: Request, kind: type[Body]) -> Body:
-    """Read a body. After a large one others have the loop for as long as it took, before the next one is read.
-
-    Meanwhile no garbage is looked for: with many small parts that takes longer than reading them.
-    """
-    raw = await _raw_body(request)
-    if len(raw) < LARGE_BODY:
-        return read_body(raw, kind)
-    service: Service = request.app.state.service
-    await service.one_body.acquire()
-    began = time.perf_counter()
-    gc.disable()
-    try:
-        return read_body(raw, kind)
-    finally:
-        gc.enable()
-        took = time.perf_counter() - began
-        asyncio.get_running_loop().call_later(took, service.one_body.release)
-
-
-async def _raw_body(request: Request) -> bytes:
-    """Read a body that says it is JSON. A page on another site could send other types without asking."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise ApiError(415, f"the body is of the type {kind or 'unknown'}, expected application/json; say so")
-    return await request.body()

@@ -10,97 +10,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from contextvars import copy_context
 from math import inf
-from typing import NamedTuple
 
 from ...engines import EngineError
 from ...engines.errors import first_line
-from ...runtime import Decoder, Output, Piece, Request, SamplingParams
-from ...runtime.images.picture import Picture
-from ...runtime.memory.adapter_pool import Loaded
-from ...runtime.sources.source import Source
-from ...runtime.state.asked import DraftLength
+from ...runtime import Decoder, Request
 from .allowances import Allowances
 from .errors import ApiError, unavailable
+from .tickets import RequestGroup, Submission, Ticket
 
 log = logging.getLogger(__name__)
 
 MERGED_SECONDS = 0.03  # between two chunks of a stream, at least, while requests wait for a row
 PAUSE_SECONDS = 0.05  # after a failed round: one that fails at once, again and again, must not fill the log
-ENDED_BY_DRAIN = "the server is shutting down and ended the request before its time; send it to another"
 ENDED_BY_DEATH = "the decoder's thread has died ({reason}), the server ends; send the request to another"
 STUCK_SECONDS = 300  # in one step; the longest that are known, which compile a model, take two minutes
 CANCEL_SECONDS = 5  # for requests to end that were cancelled
 JOIN_SECONDS = 5  # that the end waits for a step, which may be stuck
-
-
-class Submission(NamedTuple):
-    """One request to submit."""
-
-    prompt: Sequence[int]
-    params: SamplingParams
-    draft_length: DraftLength | None = None
-    drafter: str | None = None
-    cache_salt: str = ""
-    prediction: Sequence[int] = ()
-    priority: int = 0
-    source: Source | Sequence[int] | None = None
-    caller: str = ""  # whose allowance it counts for
-    adapter: str | Loaded | None = None  # by its name, or one that is held
-    pictures: Sequence[Picture] = ()
-
-
-class Ticket:
-    """A request, and what wakes the client that waits for it."""
-
-    def __init__(self, wake: asyncio.Event, placed: bool, caller: str) -> None:
-        self.request: Request
-        self.wake = wake
-        self.placed = placed  # it is part of what has a place already
-        self.caller = caller
-        self.context, self.submitted_ns = copy_context(), time.time_ns()  # for traces, which belong to what asked
-
-
-class RequestGroup:
-    """The requests of one client's call, under way together."""
-
-    def __init__(self, stepper: "Stepper", tickets: list[Ticket], wake: asyncio.Event) -> None:
-        self.tickets, self._stepper, self._wake = tickets, stepper, wake
-
-    @property
-    def requests(self) -> list[Request]:
-        return [ticket.request for ticket in self.tickets]
-
-    def wake(self) -> None:
-        """Let the client look, even if there is no news."""
-        self._wake.set()
-
-    async def progress(self) -> list[tuple[int, list[Piece], bool]]:
-        """Wait for news and return them: the index of a request, its new pieces, and whether it has ended."""
-        await self._wake.wait()
-        self._wake.clear()
-        news = []
-        for index, ticket in enumerate(self.tickets):
-            ended = ticket.request.finished  # read before the pieces, of which none follows the end
-            news.append((index, ticket.request.take(), ended))
-        return news
-
-    async def ended(self) -> None:
-        while not all(ticket.request.finished for ticket in self.tickets):
-            await self._wake.wait()
-            self._wake.clear()
-
-    def output(self, index: int) -> Output:
-        """Return the output of a request that has ended; raise what ended it before its time."""
-        output = self.tickets[index].request.output()
-        if output.finish_reason == "cancelled":
-            raise unavailable(ENDED_BY_DRAIN, "shutting_down")
-        return output
-
-    def cancel(self) -> None:
-        """End what has not ended, because nobody waits for it any more."""
-        self._stepper.cancel(self.tickets)
 
 
 class Stepper:
@@ -221,7 +147,7 @@ class Stepper:
             self.cancel(tickets)
             raise
         self._work.set()
-        return RequestGroup(self, tickets, wake)
+        return RequestGroup(tickets, wake, self.cancel)
 
     def cancel(self, tickets: Sequence[Ticket]) -> None:
         """End requests: a waiting one at once, a live one within a round."""

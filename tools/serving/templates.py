@@ -1,37 +1,24 @@
 """Chat templates without transformers: messages become a prompt, and special tokens in what users say stay text.
 
-The template comes with the bundle or from whoever starts the server, never with a request. It runs in jinja2's
-sandbox, with what transformers gives it and no more, and for a limited time.
+The template comes with the bundle or from whoever starts the server, never with a request.
 """
 
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from enum import Enum
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError, nodes
-from jinja2.exceptions import SecurityError, TemplateSyntaxError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
-from jinja2.visitor import NodeTransformer
 from tokenizers import Tokenizer
 
 from ...engines import EngineError, RequestError
 from ...engines.bundle import TokenizerEntry
-from ...engines.errors import one_line
+from .sandbox import SafeTemplate
 from .tokenising import encoded
 
 if TYPE_CHECKING:
     from ...runtime.images.reader import ImageReader
 
-MOST_SECONDS = 1.0
-MOST_CHARACTERS = 16 * 2**20
-MOST_DEPTH = 100
 CALL_MARKS = ("<tool_call>", "</tool_call>")  # lines around a call, as the templates of Hermes, Qwen and others say
 MARKED_JSON = '{"name": <function-name>, "arguments": <'  # what such templates tell a model to write between them
 PROBE = "trt-spec"  # a text to see whether a template writes it
@@ -46,111 +33,6 @@ class Ending(Enum):
     CONTINUED = "not even the end of that message, which is to go on"
 
 
-class Raised(TemplateError):
-    """A template refuses the messages."""
-
-
-class TooLong(Exception):
-    """A template takes too long, or writes too much."""
-
-
-class GenerationTag(Extension):
-    """`{% generation %}` marks what an assistant says, for training; here its body is just shown."""
-
-    tags = {"generation"}  # noqa: RUF012  jinja2 declares it so
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class SafeNamespace(Namespace):
-    """A namespace without attributes that begin with an underscore."""
-
-    def __init__(*args: Any, **fields: Any) -> None:
-        self, rest = args[0], args[1:]
-        attributes = dict(*rest, **fields)
-        for name in attributes:
-            _refuse_private(name)
-        Namespace.__init__(self, attributes)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _refuse_private(name)
-        super().__setitem__(name, value)
-
-
-class Dict:
-    """`dict` for templates, without the attributes of the type."""
-
-    def __call__(self, *args: Any, **fields: Any) -> dict[Any, Any]:
-        return dict(*args, **fields)
-
-    def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        return dict.fromkeys(*args)
-
-
-class Bounded(NodeTransformer):
-    """Makes every pass of a loop look at the clock, and every concatenation at the length."""
-
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        tick = nodes.Call(nodes.Name("__tick", "load"), [], [], None, None)
-        node.body.insert(0, nodes.ExprStmt(tick).set_lineno(node.lineno))
-        return self.generic_visit(node)
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        joined = nodes.Call(nodes.Name("__join", "load"), node.nodes, [], None, None)
-        return self.generic_visit(joined.set_lineno(node.lineno))
-
-
-class Sandbox(ImmutableSandboxedEnvironment):
-    """Limits what a template may spend, since a thread cannot be stopped from outside."""
-
-    intercepted_binops = frozenset(["+", "*", "**"])
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree: nodes.Template = Bounded().visit(super()._parse(source, name, filename))
-        return tree
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        sizes = _size(left), _size(right)
-        if operator == "**" or (sum(sizes) if operator == "+" else sizes[0] * sizes[1]) > MOST_CHARACTERS:
-            raise TooLong
-        return super().call_binop(context, operator, left, right)
-
-
-def _size(value: Any) -> float:
-    """Return the length of a text or list, or how often a number would repeat it."""
-    if isinstance(value, str | list | tuple):
-        return len(value)
-    return abs(value) if isinstance(value, int) else 1
-
-
-def _join(*parts: Any) -> str:
-    texts = [str(part) for part in parts]
-    if sum(map(len, texts)) > MOST_CHARACTERS:
-        raise TooLong
-    return "".join(texts)
-
-
-def _refuse_private(name: object) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"a namespace may not have the attribute {name!r}")
-
-
-def _raise(message: str) -> None:
-    raise Raised(message)
-
-
-def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
 class ChatTemplate:
     """One template and the tokenizer that reads what it writes."""
 
@@ -161,19 +43,7 @@ class ChatTemplate:
         self._knows_developer = "developer" in source
         ids = {"bos_token": entry.bos_token_id, "eos_token": next(iter(entry.eos_token_ids), None)}
         self._tokens = {name: tokenizer.id_to_token(token) for name, token in ids.items() if token is not None}
-        sandbox = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols])
-        sandbox.filters["tojson"] = _to_json
-        sandbox.globals |= {
-            "raise_exception": _raise,
-            "strftime_now": _now,
-            "__join": _join,
-            "dict": Dict(),
-            "namespace": SafeNamespace,
-        }
-        try:
-            self._template = sandbox.from_string(source)
-        except (TemplateSyntaxError, RecursionError) as error:
-            raise RequestError(f"the chat template is not one ({one_line(error)}); correct it") from error
+        self._template = SafeTemplate(source)
         spec = json.loads(tokenizer.to_str())
         if images is not None:
             for one in spec["added_tokens"]:
@@ -203,12 +73,6 @@ class ChatTemplate:
         ending: Ending = Ending.ANSWER,
     ) -> str:
         """Write messages as the template has them, and end them as asked."""
-        began = perf_counter()
-
-        def tick() -> None:
-            if perf_counter() - began > MOST_SECONDS:
-                raise TooLong
-
         said = [
             {**message, "role": "system"} if message["role"] == "developer" and not self._knows_developer else message
             for message in messages
@@ -223,32 +87,8 @@ class ChatTemplate:
                 for one in said
             ]
         context = {"tools": None, "documents": None, **self._tokens, **(settings or {})}
-        context |= {"messages": said, "add_generation_prompt": ending is Ending.ANSWER, "__tick": tick}
-        parts, size = [], 0
-        try:
-            for part in self._template.generate(context):
-                parts.append(part)
-                size += len(part)
-                tick()
-                if size > MOST_CHARACTERS:
-                    raise TooLong
-        except Raised as error:
-            raise RequestError(f"the chat template refuses these messages: {error}", "messages") from error
-        except TooLong:
-            raise EngineError(
-                f"the chat template takes more than {MOST_SECONDS:g} s or writes too much; correct the template"
-            ) from None
-        except SecurityError as error:
-            raise EngineError(
-                f"the chat template does what no template may ({one_line(error)}); correct the template"
-            ) from error
-        except Exception as error:  # a template may fail in any way that Python can
-            if isinstance(error, RecursionError):
-                _require_flat([messages, settings or {}])
-            raise EngineError(
-                f"the chat template fails on these messages ({type(error).__name__}: {one_line(error)}); correct it"
-            ) from error
-        text = "".join(parts)
+        context |= {"messages": said, "add_generation_prompt": ending is Ending.ANSWER}
+        text = self._template.write(context)
         if not end:
             return text
         before, found, _ = text.rpartition(end)
@@ -364,20 +204,6 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, Sequence):
         for part in value:
             yield from _texts(part)
-
-
-def _require_flat(value: Any) -> None:
-    """Refuse a JSON value that is nested as deeply as only what is meant to do harm."""
-    level = [value]
-    for _ in range(MOST_DEPTH):
-        level = [part for one in level if isinstance(one, dict | list) for part in _parts(one)]
-        if not level:
-            return
-    raise RequestError("the messages or tools are nested too deeply; send flatter ones", "messages")
-
-
-def _parts(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value
 
 
 def _changed(value: Any, pattern: re.Pattern[str], change: Any) -> Any:

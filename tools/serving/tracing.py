@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ...engines import RequestError, TrtSpecError
 from .access_log import NOTES, QUIET
 from .errors import MOST_NAMED, shortened
-from .stepper import Ticket
+from .tickets import Ticket
 
 NAME = "trt-spec"
 EXPORTERS = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}  # by protocols of OTLP

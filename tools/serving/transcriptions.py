@@ -38,7 +38,7 @@ from .errors import ApiError, in_terms_of, unavailable
 from .guard import caller_of
 from .service import LONG_TEXT, Service
 from .sound_forms import read_form
-from .stepper import RequestGroup, Submission
+from .tickets import RequestGroup, Submission
 
 MOST_HOURS = 2.0  # of sound in a form, whose pictures take 115 MB an hour
 MOST_FORMS = 8  # that are written down together

@@ -23,7 +23,7 @@ from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.snapshots import EVERY
 from trt_spec.tools.dynamo.requests import seed_of
 from trt_spec.tools.dynamo.worker import parser
-from trt_spec.tools.serving.stepper import RequestGroup
+from trt_spec.tools.serving.tickets import RequestGroup
 
 from ...kit.bundles import Pair
 from ...kit.hybrids import Hybrid

@@ -2,7 +2,7 @@
 
 import pytest
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.tools.serving.service import seed_of_choice
+from trt_spec.tools.serving.sampling_fields import seed_of_choice
 
 from .conftest import Served
 

@@ -11,7 +11,8 @@ from transformers import PreTrainedTokenizerFast
 from trt_spec.engines import EngineError, RequestError, TokenizerEntry
 from trt_spec.tools.making.kept_bundles import TARGET
 from trt_spec.tools.serving import templates
-from trt_spec.tools.serving.templates import MARKS, MOST_SECONDS, ChatTemplate
+from trt_spec.tools.serving.sandbox import MOST_SECONDS
+from trt_spec.tools.serving.templates import MARKS, ChatTemplate
 
 from ...kit.small_tokenizers import byte_level, in_pieces
 from .styles import STYLES, Style
