@@ -25,7 +25,7 @@ import pytest  # noqa: E402
 from _pytest.nodeid import coerce_node_id  # noqa: E402
 from trt_spec.export.passes.quantise import Quantisation  # noqa: E402
 
-from .kit import bundles, shares  # noqa: E402
+from .kit import bundles, long_proofs, shares  # noqa: E402
 from .kit.adapters import ROOM, Adapted, adapter_of  # noqa: E402
 from .kit.bundles import Pair, export_pair, noisy_draft, pair_of, tiny_pair  # noqa: E402
 from .kit.families import tiny_checkpoint  # noqa: E402
@@ -43,7 +43,13 @@ KNOWN, MASK = 48, 70  # tokens that a head proposes, and one that no text has
 FAMILIES = {"llama": (tiny_llama, {}), "gpt2": (tiny_gpt2, {}), "gemma2": (tiny_gemma2, {"tie_word_embeddings": False})}
 
 
-pytest_addoption = shares.add_option
+def pytest_addoption(parser: pytest.Parser) -> None:
+    shares.add_option(parser)
+    long_proofs.add_option(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(long_proofs.LongProofs(config))
 
 
 @pytest.hookimpl(trylast=True)
