@@ -32,6 +32,15 @@ ALONE = Contract(
     dtype="float32",
     capabilities=(RECURRENT,),
 )
+MIXED = Contract(
+    1,
+    2,
+    (*KEYS, *ALONE.states),
+    vocab_size=8,
+    max_length=1024,
+    dtype="float32",
+    capabilities=(RECURRENT,),
+)
 ROWS = 3
 
 
@@ -178,6 +187,16 @@ def test_where_no_token_takes_memory_a_cache_grows_with_its_rows_alone_and_a_bud
     before = cache.version
     cache.fit(ROWS, 10**6)
     assert cache.version == before, "its memory is where it was"
+
+
+def test_slots_that_a_budget_has_no_room_for_take_that_of_entries_that_nobody_needs():
+    """Rows keep what they hold, the longest of them too."""
+    cache = RowCache(MIXED, "cpu", 2, 2, 512, most_tokens=2 * 512)
+    before = filled(cache, [10, 200])
+    cache.make_slots(WIDEST_STEP)
+    assert 200 <= cache.capacity < 512
+    for row, expected in enumerate(before):
+        require(cache, row, expected)
 
 
 def test_a_budget_sets_aside_what_rows_take_beside_their_tokens():

@@ -1,4 +1,4 @@
-"""Entries of an accepted path follow one another, and no others move."""
+"""Entries of an accepted path follow one another, those of beams lie as these were ordered, and no others move."""
 
 import torch
 from trt_spec.engines import Contract, keys_and_values
@@ -21,3 +21,14 @@ def test_the_path_lies_in_order_and_what_is_around_it_stays():
         assert torch.equal(new[:, :start], old[:, :start])
         assert torch.equal(new[:, start : start + 4], old[:, [start + node for node in PATHS[row]]])
         assert torch.equal(new[:, start + 4 :], old[:, start + 4 :])
+
+
+def test_entries_of_one_row_are_ordered_anew_from_where_beams_begin():
+    cache = RowCache(CONTRACT, "cpu", 3)
+    cache.make_room(0, STARTS, [7] * 3)
+    [memory] = cache.memory.tokens
+    memory.copy_(torch.randn(memory.shape, generator=torch.manual_seed(0)))
+    before = memory.clone()
+    cache.reorder(1, 61, [4, 0, 0])
+    before[:, 1, :, 61:64] = before[:, 1][:, :, [65, 61, 61]]
+    assert torch.equal(memory, before)
