@@ -93,6 +93,7 @@ ENGINES: dict[str, EngineKind] = {
             ("tensorrt", "tensorrt-rtx"),
             {"cuda": ("tensorrt", "tensorrt-rtx")},
             states=(TOKEN, WINDOW, ROW, CALL, SOURCE),
+            adapters=True,
         ),
     )
 }

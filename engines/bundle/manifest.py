@@ -43,10 +43,10 @@ def content_hash(fields: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def graph_identity(path: Path, role: str) -> str:
-    """Return one hash of a model's graph and weights, made from their hashes in the manifest of a verified bundle."""
+def graph_identity(path: Path, role: str, graph: str = GRAPH) -> str:
+    """Return one hash of a model's weights and a graph, made from their hashes in the manifest of a verified bundle."""
     files = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["files"]
-    hashes = [files[f"{role}/{name}"]["sha256"] for name in (GRAPH, WEIGHTS)]
+    hashes = [files[f"{role}/{name}"]["sha256"] for name in (graph, WEIGHTS)]
     return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 

@@ -2,13 +2,14 @@
 
 from .engine import TensorRTEngine, open_engines
 from .library import LIBRARIES, Library, capability_of
-from .plans import CompiledPlan, PlanKey, read_plan
+from .plans import CompiledPlan, PlanKey, Ranges, read_plan
 
 __all__ = [
     "LIBRARIES",
     "CompiledPlan",
     "Library",
     "PlanKey",
+    "Ranges",
     "TensorRTEngine",
     "capability_of",
     "open_engines",

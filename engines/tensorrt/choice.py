@@ -22,22 +22,26 @@ def compute_capability(device: str) -> str:
     return capability_of(device)
 
 
-def choose_plans(graph: Path, capability: str, engine: str | None = None) -> list[CompiledPlan]:
-    """Return the model's plans that run here, all of one library; if none does, say why and how to build one."""
+def choose_plans(graph: Path, capability: str, engine: str | None = None, adapted: bool = False) -> list[CompiledPlan]:
+    """Return the model's plans that run here, all of one library; if none does, say why and how to build one.
+
+    Those are of the graph that has room for adapters, or of the one that has not.
+    """
     bundle, model = graph.parents[1], graph.parent.name
     plans = [plan for plan in map(read_plan, sorted((bundle / PLANS).glob("*/*.json"))) if plan.key.model == model]
-    plans = [plan for plan in plans if engine in (None, plan.key.engine)]
+    plans = [plan for plan in plans if engine in (None, plan.key.engine) and plan.key.adapted == adapted]
     engine = plans[0].key.engine if plans else engine or "tensorrt-rtx"
+    subject = f"{model} with adapters" if adapted else model
     mend = BUILD.format(bundle=bundle, engine=engine, capability=capability)
     if not plans:
-        raise EngineError(f"bundle {bundle} has no plans for its {model}; compile them: {mend}")
-    identity = graph_identity(bundle, model)
+        raise EngineError(f"bundle {bundle} has no plans for its {subject}; compile them: {mend}")
+    identity = graph_identity(bundle, model, plans[0].key.file)
     if not (own := [plan for plan in plans if plan.key.graph == identity]):
-        raise EngineError(f"the plans in {bundle} are from another export of its {model}; compile them again: {mend}")
+        raise EngineError(f"the plans in {bundle} are from another export of its {subject}; compile them again: {mend}")
     if not (fitting := [plan for plan in own if plan.key.compute_capability == capability]):
         others = ", ".join(sorted({plan.key.compute_capability for plan in own}, key=float))
         raise EngineError(
-            f"the plans of {model} in {bundle} are for GPUs of compute capability {others}, the one here has "
+            f"the plans of {subject} in {bundle} are for GPUs of compute capability {others}, the one here has "
             f"{capability}; compile them: {mend}"
         )
     reasons = []
@@ -51,7 +55,7 @@ def choose_plans(graph: Path, capability: str, engine: str | None = None) -> lis
             return one_of_each(current)
         others = ", ".join(sorted({plan.key.version for plan in fitting if plan.key.engine == name}))
         reasons.append(f"were compiled by {name} {others}, but {version} is installed; compile them again: {mend}")
-    raise EngineError(f"the plans of {model} in {bundle} {reasons[0]}")
+    raise EngineError(f"the plans of {subject} in {bundle} {reasons[0]}")
 
 
 def one_of_each(plans: Sequence[CompiledPlan]) -> list[CompiledPlan]:

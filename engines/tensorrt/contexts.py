@@ -1,4 +1,4 @@
-"""Plans on the GPU: an opened plan holds its weights, and a context runs it at one batch."""
+"""Plans on the GPU: an opened plan holds its weights, and a context runs it at one size."""
 
 import hashlib
 import warnings
@@ -19,7 +19,7 @@ class OpenedPlan:
     """One plan with its weights on the GPU."""
 
     def __init__(self, library: RuntimeLibrary, bundle: Path, plan: CompiledPlan, contract: Contract) -> None:
-        self.key, self.contract = plan.key, contract
+        self.key, self.contract, self.bytes = plan.key, contract, plan.bytes
         self._library, self._file = library, bundle / plan.key.path
         try:
             content = self._file.read_bytes()
@@ -45,9 +45,10 @@ class OpenedPlan:
     def _cache_file(self) -> Path:
         return self._file.with_suffix(".cache")
 
-    def fits(self, batch: int, width: int, rows: int) -> bool:
-        smallest, largest = self.key.batch
-        return smallest <= batch <= largest and width <= self.key.width and rows <= self.key.rows
+    def fits(self, sizes: Mapping[str, int]) -> bool:
+        free = self.key.free.items()
+        inside = all(least <= sizes.get(name, least) <= most for name, (least, most) in free)
+        return inside and sizes["width"] <= self.key.width and sizes["rows"] <= self.key.rows
 
     def new_context(self) -> Any:
         context = self.engine.create_execution_context(self._settings)
@@ -69,13 +70,13 @@ class OpenedPlan:
 
 
 class Context:
-    """A plan at one batch; tensors stay bound until a step needs other memory."""
+    """A plan at one size; tensors stay bound until a step needs other memory."""
 
-    def __init__(self, plan: OpenedPlan, batch: int, scratch: Tensor) -> None:
-        self.key, self._plan, self._batch = plan.key, plan, batch
+    def __init__(self, plan: OpenedPlan, free: Mapping[str, int], scratch: Tensor) -> None:
+        self.key, self._plan, self._batch = plan.key, plan, free["batch"]
         self._context = plan.new_context()
         self._context.set_device_memory(scratch.data_ptr(), scratch.numel())
-        self.sizes = {"batch": batch} | plan.key.sizes
+        self.sizes = {**free, **plan.key.sizes}
         for spec in plan.contract.inputs:
             shape = tuple(self.sizes.get(str(dim), dim) for dim in spec.shape)
             if not self._context.set_input_shape(spec.name, shape):

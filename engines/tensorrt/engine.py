@@ -1,12 +1,13 @@
 """Runs TensorRT plans on torch's memory and stream; `tensorrt` and `tensorrt_rtx` share one code path."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ..contract import ALIGNMENT, MAX_DRAFT_LENGTH, Contract
+from ..contract import ADAPTER, ALIGNMENT, MAX_DRAFT_LENGTH, Contract
 from ..engine import Engine, Step, chunks
 from ..errors import EngineError
 from ..steps import line
@@ -26,47 +27,72 @@ def open_engines(
     library = RuntimeLibrary(library_name)
     opened: list[list[OpenedPlan]] = []
     for (graph, contract), plans in zip(models, chosen, strict=True):
-        opened.append([OpenedPlan(library, graph.parents[1], plan, contract) for plan in plans])
-    size = max(plan.scratch_bytes for plans in opened for plan in plans)
+        own = contract.without_adapters
+        opened.append([OpenedPlan(library, graph.parents[1], plan, own) for plan in plans])
+    scratch = _scratch([plan for plans in opened for plan in plans], device)
+
+    def adapted(graph: Path, contract: Contract) -> "TensorRTEngine":
+        plans = choose_plans(graph, capability, library_name, adapted=True)
+        beside = [OpenedPlan(library, graph.parents[1], plan, contract) for plan in plans]
+        return TensorRTEngine(contract, device, beside, _scratch(beside, device))
+
+    return [
+        TensorRTEngine(contract, device, plans, scratch, partial(adapted, graph, contract))
+        for (graph, contract), plans in zip(models, opened, strict=True)
+    ]
+
+
+def _scratch(plans: Sequence[OpenedPlan], device: str) -> Tensor:
+    size = max(plan.scratch_bytes for plan in plans)
     try:
-        scratch = torch.empty(size, dtype=torch.uint8, device=device)
+        return torch.empty(size, dtype=torch.uint8, device=device)
     except RuntimeError as error:
-        weights = sum(plan.bytes for plans in chosen for plan in plans)
+        weights = sum(plan.bytes for plan in plans)
         raise EngineError(
             f"no memory for a workspace of {size / 2**20:,.0f} MiB beside plans of {weights / 2**20:,.0f} MiB; build "
             "fewer or narrower plans, or for smaller batches"
         ) from error
-    return [
-        TensorRTEngine(contract, device, plans, scratch) for (_, contract), plans in zip(models, opened, strict=True)
-    ]
 
 
 class TensorRTEngine(Engine):
     """Plans of one model. A step is padded to the narrowest plan that holds it, and the padding is written after it.
 
-    Each plan has a context for each batch, whose shapes never change, so that recordings of it stay valid.
+    Each plan has a context for each batch, and for each number of columns of adapters, whose shapes never change, so
+    that recordings of it stay valid. Plans of the graph that has room for adapters are an engine of their own.
     """
 
     static_capacity = True
     takes_tails = False  # plans are compiled for calls of one size
 
-    def __init__(self, contract: Contract, device: str, plans: list[OpenedPlan], scratch: Tensor) -> None:
+    def __init__(
+        self,
+        contract: Contract,
+        device: str,
+        plans: list[OpenedPlan],
+        scratch: Tensor,
+        open_adapted: "Callable[[], TensorRTEngine] | None" = None,
+    ) -> None:
         self.contract, self.device = contract, device
+        self._called = contract if open_adapted is None else contract.without_adapters
         self._plans, self._scratch = plans, scratch
+        self._open_adapted = open_adapted  # the engine of the other graph, with the first adapter
+        self._adapted: TensorRTEngine | None = None
         self.verify_width = max(plan.key.rows for plan in plans)
-        self._contexts: dict[tuple[OpenedPlan, int], Context] = {}
+        self._contexts: dict[tuple[OpenedPlan, tuple[int, ...]], Context] = {}
 
     def reserve(self, rows: int, capacity: int) -> None:
+        self._reserved = rows, capacity
         for key in (plan.key for plan in self._plans):
             if capacity != key.capacity:
                 raise EngineError(
                     f"a plan of {key.model} is for caches of {key.capacity} tokens, this one has {capacity}; compile "
                     "it again with trt-spec build"
                 )
-        fitting = [[plan for plan in self._plans if plan.fits(batch, 1, 1)] for batch in range(1, rows + 1)]
-        for batch, plans in enumerate(fitting, 1):
+        sizes = [{"batch": batch, "width": 1, "rows": 1} for batch in range(1, rows + 1)]
+        fitting = [[plan for plan in self._plans if plan.fits(each)] for each in sizes]
+        for each, plans in zip(sizes, fitting, strict=True):
             if not plans:
-                raise self._no_plan(batch, 1, 1)
+                raise self._no_plan(each)
         self.verify_width = min(max(plan.key.rows for plan in plans) for plans in fitting)
         self.read_width = min(max(plan.key.width for plan in plans) for plans in fitting)
 
@@ -74,13 +100,15 @@ class TensorRTEngine(Engine):
         return chunks(tokens, max((plan.key.width for plan in self._plans if plan.key.batch[0] == 1), default=1))
 
     def step(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> Step:
-        sizes = self.contract.sizes({**inputs, **outputs})
-        context = self._context_for(sizes["batch"], sizes["width"], sizes["rows"])
+        if ADAPTER in inputs and self._open_adapted is not None:
+            return self._with_adapters().step(inputs, outputs)
+        sizes = self._called.sizes({**inputs, **outputs})
+        context = self._context_for(sizes)
         before, after = [], []  # copies into wider tensors, and out of them
         bound: dict[str, Tensor] = {}
         # A token that is added after a step's must see at least itself, or its entries would be no numbers.
         wider = line(sizes["batch"], context.sizes["width"], self.device)
-        for spec in (*self.contract.inputs, *self.contract.outputs):
+        for spec in (*self._called.inputs, *self._called.outputs):
             theirs = inputs[spec.name] if spec.name in inputs else outputs[spec.name]
             shape = [context.sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape]
             ours = theirs
@@ -109,24 +137,47 @@ class TensorRTEngine(Engine):
 
     def capturable(self) -> bool:
         stream = current_stream(self.device)
-        return all(context.capturable(stream) for context in self._contexts.values() if context.has_run)
+        own = all(context.capturable(stream) for context in self._contexts.values() if context.has_run)
+        return own and (self._adapted is None or self._adapted.capturable())
+
+    def open_adapters(self) -> None:
+        self._with_adapters()
 
     def close(self) -> None:
+        if self._adapted is not None:
+            self._adapted.close()
+        self._adapted = None
         self._contexts.clear()
         for plan in self._plans:
             plan.close()
         self._plans, self._scratch = [], torch.empty(0)
 
-    def _context_for(self, batch: int, width: int, rows: int) -> Context:
-        fitting = [plan for plan in self._plans if plan.fits(batch, width, rows)]
+    def _context_for(self, sizes: Mapping[str, int]) -> Context:
+        fitting = [plan for plan in self._plans if plan.fits(sizes)]
         if not fitting:
-            raise self._no_plan(batch, width, rows)
+            raise self._no_plan(sizes)
         plan = min(fitting, key=lambda plan: (plan.key.width, plan.key.rows))
-        if (plan, batch) not in self._contexts:
-            self._contexts[plan, batch] = Context(plan, batch, self._scratch)
-        return self._contexts[plan, batch]
+        free = {name: sizes[name] for name in plan.key.free}
+        if (known := (plan, tuple(free.values()))) not in self._contexts:
+            self._contexts[known] = Context(plan, free, self._scratch)
+        return self._contexts[known]
 
-    def _no_plan(self, batch: int, width: int, rows: int) -> EngineError:
+    def _with_adapters(self) -> "TensorRTEngine":
+        if self._adapted is None:
+            assert self._open_adapted is not None
+            opened = self._open_adapted()
+            opened.reserve(*self._reserved)
+            for key in (plan.key for plan in self._plans):
+                if not any(plan.key.covers(key) for plan in opened._plans):
+                    raise EngineError(
+                        f"the plans of {key.model} with adapters run no {key.width} tokens at batch {key.batch[1]}, "
+                        "those without do; compile both again with trt-spec build"
+                    )
+            self._adapted = opened
+        return self._adapted
+
+    def _no_plan(self, sizes: Mapping[str, int]) -> EngineError:
+        batch, width, rows = (sizes[name] for name in ("batch", "width", "rows"))
         draft_length = f" --draft-length {min(rows - 1, MAX_DRAFT_LENGTH)}" if rows > 1 else ""
         if rows - 1 > MAX_DRAFT_LENGTH:
             draft_length += f" --siblings {rows - 1 - MAX_DRAFT_LENGTH}"

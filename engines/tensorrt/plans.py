@@ -6,11 +6,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..bundle import PLANS
+from ..bundle import ADAPTED, GRAPH, PLANS
 from ..contract import MOST_PENDING, MOST_SLOTS
 from ..errors import EngineError
 
-FORMAT = 2
+FORMAT = 3
+
+Ranges = tuple[tuple[str, int, int], ...]  # by symbol the smallest and the largest size
 
 
 @dataclass(frozen=True)
@@ -29,14 +31,36 @@ class PlanKey:
     workspace: int | None = None  # bytes the compiler may plan with
     unfused_attention: bool = False
     source: int = 0  # entries of a source, whatever its length, where there is one
+    ranges: Ranges = ()  # of sizes beside the batch that may differ from call to call
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "PlanKey":
-        return cls(**fields | {"batch": tuple(fields["batch"])})
+        ranges = tuple((str(name), int(least), int(most)) for name, least, most in fields["ranges"])
+        return cls(**fields | {"batch": tuple(fields["batch"]), "ranges": ranges})
+
+    @property
+    def adapted(self) -> bool:
+        """Whether it is of the graph that has room for adapters."""
+        return "columns" in self.free
+
+    def covers(self, other: "PlanKey") -> bool:
+        """Whether it runs all steps that one of these sizes runs."""
+        inside = self.batch[0] <= other.batch[0] and other.batch[1] <= self.batch[1]
+        return inside and other.width <= self.width and other.rows <= self.rows
+
+    @property
+    def file(self) -> str:
+        """The name of its graph's file."""
+        return f"{ADAPTED}{GRAPH}" if self.adapted else GRAPH
+
+    @property
+    def free(self) -> dict[str, tuple[int, int]]:
+        """The smallest and the largest size of each symbol whose size may differ from call to call."""
+        return {"batch": self.batch} | {name: (least, most) for name, least, most in self.ranges}
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The sizes of the graph's symbols, except the batch."""
+        """The sizes of the graph's symbols, except those that may differ."""
         fixed = {"pending": MOST_PENDING, "slots": MOST_SLOTS, "source": self.source}  # where there is what has them
         return {"width": self.width, "tail": self.width, "rows": self.rows, "capacity": self.capacity} | fixed
 

@@ -49,7 +49,10 @@ def _audit_interface(network: Any, contract: Contract, sizes: Mapping[str, int])
     for kind, specs in (("input", contract.inputs), ("output", contract.outputs)):
         found = {tensor.name: (_dtype(tensor), tuple(tensor.shape)) for tensor in given[kind]}
         expected = {
-            spec.name: (spec.dtype, tuple(-1 if dim == "batch" else sizes.get(str(dim), dim) for dim in spec.shape))
+            spec.name: (
+                spec.dtype,
+                tuple(-1 if isinstance(size := sizes.get(str(dim), dim), str) else size for dim in spec.shape),
+            )
             for spec in specs
         }
         for name in sorted(found.keys() | expected.keys()):

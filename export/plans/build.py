@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from ...engines import Bundle, EngineError, ExportError
 from ...engines.bundle import graph_identity
 from ...engines.bundle.whole_files import PARTIAL, claimed, remove_leftovers, take_place, write_whole
 from ...engines.tensorrt import LIBRARIES, CompiledPlan, Library, PlanKey, capability_of, read_plan
-from .roles import BuildOptions, roles
+from .roles import BuildOptions, roles, with_adapters
 
 TIMING_CACHE = "timing.cache"
 FIRST_WITH_FP4 = (10, 0)  # compute capability of GPUs
@@ -62,11 +62,12 @@ def build_plans(
     with _compiler(options.engine) as compile_:
         heads = {name: bundle.models[name].contract for name in bundle.heads}
         masks = {name: own for name, model in bundle.models.items() if (own := model.masks) is not None}
-        for role in roles(options, [*bundle.drafts, *filter(None, [bundle.foreign])], heads, masks):
+        plain = roles(options, [*bundle.drafts, *filter(None, [bundle.foreign])], heads, masks)
+        for role in with_adapters(plain, bundle.target.contract.adapters):
             for capability in capabilities:  # for all of which the graph is rewritten once
                 key = PlanKey(
                     model=role.model,
-                    graph=graph_identity(bundle.path, role.model),
+                    graph="",
                     engine=options.engine,
                     version=library.version,
                     compute_capability=capability,
@@ -77,7 +78,9 @@ def build_plans(
                     workspace=options.workspace,
                     unfused_attention=options.unfused_attention,
                     source=bundle.longest_source(role.model),
+                    ranges=role.ranges,
                 )
+                key = replace(key, graph=graph_identity(bundle.path, key.model, key.file))
                 sidecar = (bundle.path / key.path).with_suffix(".json")
                 if sidecar.exists():
                     progress(f"{role.model} {role.name} for {capability}: is there")
@@ -94,7 +97,8 @@ Compile = Callable[[dict[str, Any]], dict[str, Any]]
 
 def _write(bundle: Bundle, role: str, key: PlanKey, compile_: Compile) -> None:
     begun = time.perf_counter()
-    contract = bundle.models[key.model].contract.without_adapters
+    whole = bundle.models[key.model].contract
+    contract = whole if key.adapted else whole.without_adapters
     file = (bundle.path / key.path).resolve()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +107,7 @@ def _write(bundle: Bundle, role: str, key: PlanKey, compile_: Compile) -> None:
             order = {
                 "key": asdict(key),
                 "contract": contract.to_json(),
-                "graph": str(bundle.graph(key.model).resolve()),
+                "graph": str(bundle.graph(key.model).with_name(key.file).resolve()),
                 "file": str(partial),
                 "timing_cache": str(file.with_name(TIMING_CACHE)),
             }

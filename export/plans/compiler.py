@@ -146,12 +146,9 @@ class Compiler:
 
 
 def _profile(profile: Any, contract: Contract, key: PlanKey) -> Any:
-    smallest, largest = key.batch
+    smallest, largest = ({name: size[end] for name, size in key.free.items()} | key.sizes for end in (0, 1))
     for spec in contract.inputs:
-        shapes = [
-            tuple(batch if dim == "batch" else key.sizes.get(str(dim), dim) for dim in spec.shape)
-            for batch in (smallest, largest, largest)
-        ]
+        shapes = [tuple(sizes.get(str(dim), dim) for dim in spec.shape) for sizes in (smallest, largest, largest)]
         profile.add(spec.name, *shapes)
     return profile
 

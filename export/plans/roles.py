@@ -2,9 +2,14 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from ...engines import ENGINES, MAX_DRAFT_LENGTH, SLACK, WIDEST_STEP, Contract, ExportError, Masks
+from ...engines import ENGINES, MAX_DRAFT_LENGTH, SLACK, WIDEST_STEP, Adapters, Contract, ExportError, Masks
+from ...engines.bundle import TARGET
+
+if TYPE_CHECKING:
+    from ...engines.tensorrt import Ranges  # which needs torch
 
 NO_HEADS: Mapping[str, Contract] = {}
 NO_MASKS: Mapping[str, Masks] = {}
@@ -21,6 +26,7 @@ class Role:
     width: int
     rows: int
     batch: tuple[int, int]
+    ranges: "Ranges" = ()  # of sizes beside the batch that may differ from call to call
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,15 @@ class BuildOptions:
     def verify_width(self) -> int:
         """The last committed token, and all that a round may propose."""
         return 1 + self.draft_length + self.siblings
+
+
+def with_adapters(roles: Sequence[Role], room: Adapters | None) -> list[Role]:
+    """Add the roles of the target's graph that has this room for adapters, of which calls read any number."""
+    if room is None:
+        return list(roles)
+    columns = (("columns", room.rank, room.most * room.rank),)
+    own = [one for one in roles if one.model == TARGET]
+    return [*roles, *(replace(one, name=f"{one.name}, adapters", ranges=columns) for one in own)]
 
 
 def roles(

@@ -6,19 +6,22 @@ Its plans are small files that name a graph. Every call is recorded; a broken ru
 import ctypes
 import json
 import math
+import sys
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from trt_spec.engines import Bundle, Contract
-from trt_spec.engines.bundle import graph_identity
+from trt_spec.engines.bundle import TARGET, graph_identity
 from trt_spec.engines.onnxruntime import Threads, open_session
 from trt_spec.engines.tensorrt import CompiledPlan, PlanKey
-from trt_spec.export.plans.roles import BuildOptions, roles
+from trt_spec.engines.tensorrt import engine as tensorrt
+from trt_spec.export.plans.roles import BuildOptions, roles, with_adapters
 
 ALIGNMENT = 64  # what torch gives on the CPU
 SCRATCH = 1000  # bytes
@@ -32,10 +35,10 @@ def write_plans(path: Path, version: str = "1", capability: str = "8.9", **optio
     plans = []
     heads = {name: bundle.models[name].contract for name in bundle.heads}
     masks = {name: own for name, model in bundle.models.items() if (own := model.masks) is not None}
-    for role in roles(settings, bundle.drafts, heads, masks):
+    for role in with_adapters(roles(settings, bundle.drafts, heads, masks), bundle.target.contract.adapters):
         key = PlanKey(
             role.model,
-            graph_identity(path, role.model),
+            "",
             "tensorrt-rtx",
             version,
             capability,
@@ -44,11 +47,13 @@ def write_plans(path: Path, version: str = "1", capability: str = "8.9", **optio
             role.batch,
             bundle.capacity,
             unfused_attention=settings.unfused_attention,
+            ranges=role.ranges,
         )
+        key = replace(key, graph=graph_identity(path, role.model, key.file))
         contract = bundle.models[role.model].contract
-        content = json.dumps(
-            {"graph": str(bundle.graph(role.model)), "key": asdict(key)} | {"contract": contract.to_json()}
-        )
+        contract = contract if key.adapted else contract.without_adapters
+        graph = str(bundle.graph(role.model).with_name(key.file))
+        content = json.dumps({"graph": graph, "key": asdict(key), "contract": contract.to_json()})
         file = path / key.path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
@@ -58,6 +63,17 @@ def write_plans(path: Path, version: str = "1", capability: str = "8.9", **optio
         file.with_suffix(".json").write_text(plan.to_json())
         plans.append(plan)
     return plans
+
+
+def installed(library: "FakeTensorRT") -> "Iterator[FakeTensorRT]":
+    """As tensorrt_rtx, on a GPU of compute capability 8.9 whose memory is the CPU's."""
+    with (
+        patch.dict(sys.modules, {"tensorrt_rtx": library}),
+        patch.object(tensorrt, "compute_capability", lambda device: "8.9"),
+        patch.object(tensorrt, "current_stream", lambda device: library.stream),
+        patch.object(tensorrt, "ALIGNMENT", ALIGNMENT),
+    ):
+        yield library
 
 
 class FakeTensorRT:
@@ -79,6 +95,7 @@ class FakeTensorRT:
         self.stream = 7
         self.calls: Counter[str] = Counter()
         self.runs: list[tuple[str, int, int]] = []  # model, width and batch
+        self.columns: list[int] = []  # of adapters, in each run of the target
         self.rejected_caches = 0
 
     def Runtime(self, logger: Any) -> "Runtime":  # their name
@@ -90,6 +107,7 @@ class Runtime:
         self._library, self._logger = library, logger
 
     def deserialize_cuda_engine(self, serialized_engine: bytes) -> "ICudaEngine | None":
+        self._library.calls["deserialize_cuda_engine"] += 1
         try:
             fields = json.loads(serialized_engine)
         except ValueError:
@@ -174,10 +192,11 @@ class IExecutionContext:
         spec = next((spec for spec in self._contract.inputs if spec.name == name), None)
         if spec is None:
             return self._refuse(f"no input {name}")
-        smallest, largest = self._key.batch
-        expected = [shape[0] if dim == "batch" else self._key.sizes.get(str(dim), dim) for dim in spec.shape]
-        if not smallest <= shape[0] <= largest or list(shape) != expected:
-            return self._refuse(f"shape {shape} of {name} is outside the profile")
+        ranges = self._key.free | {symbol: (size, size) for symbol, size in self._key.sizes.items()}
+        for dim, size in zip(spec.shape, shape, strict=True):
+            least, most = ranges[dim] if isinstance(dim, str) else (dim, dim)
+            if not least <= size <= most:
+                return self._refuse(f"shape {shape} of {name} is outside the profile")
         self._shapes[name] = tuple(shape)
         return True
 
@@ -203,8 +222,12 @@ class IExecutionContext:
         for output, past in self._contract.aliases.items():
             if self._addresses[output] != self._addresses[past]:
                 return self._refuse(f"{output} does not lie where {past} lies")
-        [batch] = {shape[0] for shape in self._shapes.values()}
-        sizes = {"batch": batch} | self._key.sizes
+        sizes = dict(self._key.sizes)
+        for spec in self._contract.inputs:
+            for dim, size in zip(spec.shape, self._shapes[spec.name], strict=True):
+                if isinstance(dim, str) and sizes.setdefault(dim, size) != size:
+                    return self._refuse(f"{dim} has two sizes")
+        batch = sizes["batch"]
         if not self._read("ancestors", ctypes.c_bool, batch, self._key.width, self._key.width).any(-1).all():
             return self._refuse("a token sees nothing, not even itself")
         if self._read("start", ctypes.c_int64, batch).max() + self._key.width > self._key.capacity:
@@ -216,6 +239,8 @@ class IExecutionContext:
                 bind(spec.name, "cpu", 0, NUMPY[spec.dtype], shape, self._addresses[spec.name])
         self._engine.session.run_with_iobinding(binding)
         self._engine.library.runs.append((self._key.model, self._key.width, batch))
+        if self._key.model == TARGET:
+            self._engine.library.columns.append(sizes.get("columns", 0))
         return True
 
     def _read(self, name: str, kind: Any, *shape: int) -> Any:

@@ -27,7 +27,7 @@ from ..kit.models import tiny_llama
 from ..kit.recorder import Recorder
 from ..kit.toys import Toy, with_toys
 from . import fake_tensorrt
-from .fake_tensorrt import FakeTensorRT, write_plans
+from .fake_tensorrt import FakeTensorRT, installed, write_plans
 
 PROMPTS = ["def f(", "abc abc abc abc abc abc", "x"]
 
@@ -51,17 +51,6 @@ def reading_trees(llama: Pair, tmp_path: Path) -> Path:
 @pytest.fixture
 def library() -> Iterator[FakeTensorRT]:
     yield from installed(FakeTensorRT())
-
-
-def installed(library: FakeTensorRT) -> Iterator[FakeTensorRT]:
-    """As tensorrt_rtx, on a GPU of compute capability 8.9 whose memory is the CPU's."""
-    with (
-        patch.dict(sys.modules, {"tensorrt_rtx": library}),
-        patch.object(tensorrt, "compute_capability", lambda device: "8.9"),
-        patch.object(tensorrt, "current_stream", lambda device: library.stream),
-        patch.object(tensorrt, "ALIGNMENT", fake_tensorrt.ALIGNMENT),
-    ):
-        yield library
 
 
 def open_decoder(path: Path, max_batch: int = 3) -> Decoder:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...engines import MAX_DRAFT_LENGTH, Contract, Masks
-from ...engines.bundle import DRAFT, HEAD
+from ...engines.bundle import DRAFT, HEAD, TARGET
 from ...engines.bundle.manifest import read_manifest
 from ..console import in_bytes, progress, table
 from ..flags.sampling import LARGEST_BATCH, add_number, positive
@@ -94,7 +94,7 @@ def batch_range(text: str) -> tuple[int, int]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ...export.plans.roles import BuildOptions, roles
+    from ...export.plans.roles import BuildOptions, roles, with_adapters
 
     options = BuildOptions(
         engine=arguments.engine,
@@ -111,9 +111,11 @@ def run(arguments: argparse.Namespace) -> int:
     drafts = [name for name in models if models[name]["kind"] == DRAFT]
     heads = {name: Contract.from_json(models[name]["contract"]) for name in models if models[name]["kind"] == HEAD}
     masks = {name: Masks(**own) for name in models if (own := models[name].get("masks"))}
+    room = Contract.from_json(models[TARGET]["contract"]).adapters
     from ...export.plans.build import build_plans
 
-    plans = len(roles(options, drafts, heads, masks)) * max(1, len(options.compute_capabilities))
+    found = with_adapters(roles(options, drafts, heads, masks), room)
+    plans = len(found) * max(1, len(options.compute_capabilities))
     with progress("build", total=plans, ticking=True) as show:
         report = build_plans(arguments.bundle, options, show)
     if arguments.json:

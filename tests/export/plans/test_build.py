@@ -4,10 +4,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -17,7 +15,6 @@ from unittest.mock import patch
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
 import pytest
 import tensorrt_rtx as trt
 import torch
@@ -29,7 +26,7 @@ from trt_spec.export.checking.scenarios import RowCall, random_tree
 from trt_spec.export.families.table import WITH_SOURCES, WORKS
 from trt_spec.export.passes.pack_queries import pack_queries
 from trt_spec.export.passes.quantise import Quantisation
-from trt_spec.export.plans import build, compiler
+from trt_spec.export.plans import build
 from trt_spec.export.plans.audit import audit
 from trt_spec.export.plans.build import build_plans
 from trt_spec.export.plans.compiler import REWRITES, Compiler, prepare
@@ -45,6 +42,7 @@ from ...kit.quantised_models import KINDS, write_quantised
 from ...kit.source_models import tiny_with_source
 from ...kit.toys import Toy
 from .forms import forms, forms_of_plan
+from .running import run
 
 ONE_LAYER = {"num_hidden_layers": 1}
 CAPACITY = 64 + SLACK
@@ -64,29 +62,7 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bundle"
 
 
-@pytest.fixture
-def compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans are compiled in this process: for each build one of its own would have to load the libraries."""
-
-    @contextmanager
-    def compiler_here(engine: str) -> Iterator[build.Compile]:
-        yield partial(compiler._answer, Compiler(engine))
-
-    monkeypatch.setattr(build, "_compiler", compiler_here)
-
-
 # The graph that TensorRT gets.
-
-
-def run(model: ir.Model, feeds: dict[str, np.ndarray], folder: Path) -> list[np.ndarray]:
-    """All outputs in ONNX Runtime; the weights lie in `folder`."""
-    settings = onnxruntime.SessionOptions()
-    settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
-    # Accuracy as of the integers: the float32 product of what they stand for.
-    settings.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")
-    settings.log_severity_level = 3
-    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), settings)
-    return list(session.run(None, feeds))
 
 
 @pytest.mark.parametrize(
