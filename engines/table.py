@@ -24,6 +24,7 @@ class EngineKind:
     adapters: bool = False  # it runs graphs with room for adapters
     shards: bool = False  # and graphs in shards: its module has open_sharded(name, graph, contract, devices)
     encodes_in: str = "torch"  # the engine of encoders beside it: sources have many lengths, and each is read once
+    sees_in: str = ""  # that of the graph that sees, if it is another one
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -92,8 +93,9 @@ ENGINES: dict[str, EngineKind] = {
             ("tensorrt", "tensorrt_rtx"),
             ("tensorrt", "tensorrt-rtx"),
             {"cuda": ("tensorrt", "tensorrt-rtx")},
-            states=(TOKEN, WINDOW, ROW, CALL, SOURCE),
+            states=(TOKEN, WINDOW, ROW, CALL, SOURCE, IMAGE),
             adapters=True,
+            sees_in="tensorrt",
         ),
     )
 }

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ..bundle.whole_files import write_whole
-from ..contract import Contract
+from ..contract import Contract, VisionContract
 from ..errors import EngineError
 from .library import RuntimeLibrary
 from .plans import CompiledPlan
@@ -18,7 +18,9 @@ from .plans import CompiledPlan
 class OpenedPlan:
     """One plan with its weights on the GPU."""
 
-    def __init__(self, library: RuntimeLibrary, bundle: Path, plan: CompiledPlan, contract: Contract) -> None:
+    def __init__(
+        self, library: RuntimeLibrary, bundle: Path, plan: CompiledPlan, contract: Contract | VisionContract
+    ) -> None:
         self.key, self.contract, self.bytes = plan.key, contract, plan.bytes
         self._library, self._file = library, bundle / plan.key.path
         try:

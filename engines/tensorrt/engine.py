@@ -3,24 +3,36 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from ..contract import ADAPTER, ALIGNMENT, MAX_DRAFT_LENGTH, Contract
+from ..contract import ADAPTER, ALIGNMENT, MAX_DRAFT_LENGTH, AnyContract, Contract, VisionContract
 from ..engine import Engine, Step, chunks
 from ..errors import EngineError
 from ..steps import line
 from .choice import choose_plans, compute_capability
 from .contexts import Context, OpenedPlan
 from .library import RuntimeLibrary
+from .seeing import SeeingEngine
 
 
 def open_engines(
-    name: str, models: Sequence[tuple[Path, Contract]], device: str, exact_weights: bool, alone: bool
-) -> "list[TensorRTEngine]":
-    """Open the models' plans for this GPU. All share one scratch memory, because they take turns on one stream."""
+    name: str, models: Sequence[tuple[Path, AnyContract]], device: str, exact_weights: bool, alone: bool
+) -> Sequence[Engine]:
+    """Open the models' plans for this GPU; a graph that sees is opened alone."""
     capability = compute_capability(device)
+    graph, contract = models[0]
+    if isinstance(contract, VisionContract):
+        [plan] = choose_plans(graph, capability)
+        opened = OpenedPlan(RuntimeLibrary(plan.key.engine), graph.parents[1], plan, contract)
+        return [SeeingEngine(contract, device, opened, current_stream)]
+    return _open_models(cast("Sequence[tuple[Path, Contract]]", models), device, capability)
+
+
+def _open_models(models: Sequence[tuple[Path, Contract]], device: str, capability: str) -> "list[TensorRTEngine]":
+    """Open models that share one scratch memory, because they take turns on one stream."""
     chosen = [choose_plans(models[0][0], capability)]
     library_name = chosen[0][0].key.engine
     chosen += [choose_plans(graph, capability, library_name) for graph, _ in models[1:]]

@@ -41,7 +41,7 @@ class PlanKey:
     @property
     def adapted(self) -> bool:
         """Whether it is of the graph that has room for adapters."""
-        return "columns" in self.free
+        return any(name == "columns" for name, _, _ in self.ranges)
 
     def covers(self, other: "PlanKey") -> bool:
         """Whether it runs all steps that one of these sizes runs."""
@@ -56,12 +56,15 @@ class PlanKey:
     @property
     def free(self) -> dict[str, tuple[int, int]]:
         """The smallest and the largest size of each symbol whose size may differ from call to call."""
-        return {"batch": self.batch} | {name: (least, most) for name, least, most in self.ranges}
+        return {"batch": self.batch} | {name: (least, most) for name, least, most in self.ranges if least < most}
 
     @property
     def sizes(self) -> dict[str, int]:
         """The sizes of the graph's symbols, except those that may differ."""
         fixed = {"pending": MOST_PENDING, "slots": MOST_SLOTS, "source": self.source}  # where there is what has them
+        if self.width:
+            fixed["entries"] = self.width * self.batch[1]  # of images, of which a token names one
+        fixed |= {name: least for name, least, most in self.ranges if least == most}
         return {"width": self.width, "tail": self.width, "rows": self.rows, "capacity": self.capacity} | fixed
 
     @property

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...engines import SOURCE, SOURCES, Contract, ExportError
+from ...engines import SOURCE, SOURCES, Contract, ExportError, VisionContract
 
 
 def audit(
@@ -32,6 +32,14 @@ def audit(
     _audit_cache(trt, network, contract)
 
 
+def audit_vision(trt: Any, network: Any, contract: VisionContract, sizes: Mapping[str, int]) -> None:
+    """Refuse a network that is not the vision graph of `contract` at these sizes."""
+    entries = network.get_output(0).shape[0]  # as many as the graph makes of such images
+    _audit_interface(network, contract, {**sizes, "entries": entries})
+    for layer in layers(network, trt.LayerType.ATTENTION_INPUT, trt.IAttentionInputLayer):
+        _refuse_causal(trt, layer)
+
+
 def layers(network: Any, kind: Any, typed: Any) -> Iterator[Any]:
     """Give the layers of a kind, each as the class it is."""
     for index in range(network.num_layers):
@@ -41,7 +49,7 @@ def layers(network: Any, kind: Any, typed: Any) -> Iterator[Any]:
             yield layer
 
 
-def _audit_interface(network: Any, contract: Contract, sizes: Mapping[str, int]) -> None:
+def _audit_interface(network: Any, contract: Contract | VisionContract, sizes: Mapping[str, int]) -> None:
     given = {
         "input": [network.get_input(index) for index in range(network.num_inputs)],
         "output": [network.get_output(index) for index in range(network.num_outputs)],
@@ -69,16 +77,21 @@ def _dtype(tensor: Any) -> str:
 
 
 def _audit_attention(trt: Any, layer: Any, unfused: bool) -> None:
+    _refuse_causal(trt, layer)
+    attention = layer.attention
+    if attention.mask is None:
+        raise ExportError(f"layer {layer.name}: its attention has no mask, expected one computed from start")
+    if attention.decomposable and not unfused:
+        raise ExportError(f"layer {layer.name}: its attention may be taken apart, expected a fused kernel")
+
+
+def _refuse_causal(trt: Any, layer: Any) -> None:
     attention = layer.attention
     if attention.causal or attention.causal_kind != trt.CausalMaskKind.NONE:
         raise ExportError(
             f"layer {layer.name}: its attention is {attention.causal_kind.name}, which is right for the first call "
             "only; expected the mask that the graph computes from start"
         )
-    if attention.mask is None:
-        raise ExportError(f"layer {layer.name}: its attention has no mask, expected one computed from start")
-    if attention.decomposable and not unfused:
-        raise ExportError(f"layer {layer.name}: its attention may be taken apart, expected a fused kernel")
 
 
 def _audit_cache(trt: Any, network: Any, contract: Contract) -> None:

@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
-from ...engines import Bundle, EngineError, ExportError
-from ...engines.bundle import graph_identity
+from ...engines import WHOLE_IMAGES, Bundle, Contract, EngineError, ExportError, VisionContract
+from ...engines.bundle import VISION, graph_identity
 from ...engines.bundle.whole_files import PARTIAL, claimed, remove_leftovers, take_place, write_whole
 from ...engines.tensorrt import LIBRARIES, CompiledPlan, Library, PlanKey, capability_of, read_plan
-from .roles import BuildOptions, roles, with_adapters
+from .roles import SEE, BuildOptions, roles, with_adapters
+from .seeing import ranges_of_images
 
 TIMING_CACHE = "timing.cache"
 FIRST_WITH_FP4 = (10, 0)  # compute capability of GPUs
@@ -47,10 +48,10 @@ def build_plans(
             f"the target of bundle {path} is in {shards} shards, for which no plans are made; use engine torch, or "
             "export without --tensor-parallel"
         )
-    if bundle.vision is not None:
+    if WHOLE_IMAGES in bundle.target.contract.capabilities:
         raise ExportError(
-            f"the target of bundle {path} reads images, for which no plans are made; use engine onnxruntime or torch, "
-            "or export without --images"
+            f"the target of bundle {path} reads all tokens of an image in one call, for which no plans are made; use "
+            "engine onnxruntime or torch, or export without --images"
         )
     _refuse_missing(options.engine)
     library = Library(options.engine)
@@ -63,7 +64,10 @@ def build_plans(
         heads = {name: bundle.models[name].contract for name in bundle.heads}
         masks = {name: own for name, model in bundle.models.items() if (own := model.masks) is not None}
         plain = roles(options, [*bundle.drafts, *filter(None, [bundle.foreign])], heads, masks)
-        for role in with_adapters(plain, bundle.target.contract.adapters):
+        found = with_adapters(plain, bundle.target.contract.adapters)
+        if bundle.vision is not None:
+            found.append(replace(SEE, ranges=ranges_of_images(bundle.path, bundle.vision.contract)))
+        for role in found:
             for capability in capabilities:  # for all of which the graph is rewritten once
                 key = PlanKey(
                     model=role.model,
@@ -97,8 +101,13 @@ Compile = Callable[[dict[str, Any]], dict[str, Any]]
 
 def _write(bundle: Bundle, role: str, key: PlanKey, compile_: Compile) -> None:
     begun = time.perf_counter()
-    whole = bundle.models[key.model].contract
-    contract = whole if key.adapted else whole.without_adapters
+    contract: Contract | VisionContract
+    if key.model == VISION:
+        assert bundle.vision is not None
+        contract = bundle.vision.contract
+    else:
+        whole = bundle.models[key.model].contract
+        contract = whole if key.adapted else whole.without_adapters
     file = (bundle.path / key.path).resolve()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -118,7 +127,7 @@ def _write(bundle: Bundle, role: str, key: PlanKey, compile_: Compile) -> None:
                 build_seconds=round(time.perf_counter() - begun, 3),
                 inputs=[str(spec) for spec in contract.inputs],
                 outputs=[str(spec) for spec in contract.outputs],
-                aliases=contract.aliases,
+                aliases=dict(contract.aliases),
             )
             take_place(partial, stream, file)
         write_whole(file.with_suffix(".json"), plan.to_json().encode())  # last: it says that the plan is there

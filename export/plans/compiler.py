@@ -15,7 +15,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ...engines import Contract, ExportError
+from ...engines import Contract, ExportError, VisionContract
+from ...engines.bundle import VISION
 from ...engines.errors import first_line
 from ...engines.tensorrt import Library, PlanKey
 from ..passes.merge_attentions import merge_attentions
@@ -26,7 +27,7 @@ from ..passes.spell_picks import spell_picks
 from ..passes.spell_softcap import spell_softcap
 from ..passes.stack_heads import unstack_heads
 from ..passes.widen_lookups import widen_lookups
-from .audit import audit, layers
+from .audit import audit, audit_vision, layers
 
 REWRITES: tuple[Rewrite, ...] = (spell_softcap, merge_attentions, spell_picks, widen_lookups, pack_queries)
 
@@ -39,7 +40,7 @@ def prepare(graph: Path, key: PlanKey) -> tuple[ir.Model, dict[str, int]]:
     return model, fired | rewritten(model, REWRITES)
 
 
-def _refuse_rounded_cache(contract: Contract, key: PlanKey) -> None:
+def _refuse_rounded_cache(contract: Contract | VisionContract, key: PlanKey) -> None:
     if narrow := contract.rounded_to:
         raise ExportError(
             f"{key.engine} writes caches of float32, float16 and bfloat16 alone, the {key.model} graph keeps keys and "
@@ -67,7 +68,7 @@ class Compiler:
         self.made_by = {engine: library.version, "polygraphy": str(polygraphy.__version__)}
         self._prepared: tuple[object, bytes, dict[str, int]] = (None, b"", {})  # the last, for other GPUs
 
-    def compile(self, graph: Path, contract: Contract, key: PlanKey, timing_cache: Path) -> Any:
+    def compile(self, graph: Path, contract: Contract | VisionContract, key: PlanKey, timing_cache: Path) -> Any:
         """Give the plan's bytes, as a buffer."""
         from polygraphy.backend.trt import CreateConfig, Profile, create_network, engine_bytes_from_network
         from polygraphy.exception import PolygraphyException
@@ -91,7 +92,10 @@ class Compiler:
             unfused = key.unfused_attention or contract.dtype == "float32"  # of which there are no fused kernels
             if unfused:
                 self._allow_unfused(network)
-            audit(self.trt, network, contract, key.sizes, fired["spell_softcap"], unfused)
+            if isinstance(contract, VisionContract):
+                audit_vision(self.trt, network, contract, key.sizes)
+            else:
+                audit(self.trt, network, contract, key.sizes, fired["spell_softcap"], unfused)
             settings: dict[str, Any] = {"profiles": [_profile(Profile(), contract, key)]}
             if key.workspace is not None:
                 settings["memory_pool_limits"] = {self.trt.MemoryPoolType.WORKSPACE: key.workspace}
@@ -145,7 +149,7 @@ class Compiler:
             layer.attention.decomposable = True
 
 
-def _profile(profile: Any, contract: Contract, key: PlanKey) -> Any:
+def _profile(profile: Any, contract: Contract | VisionContract, key: PlanKey) -> Any:
     smallest, largest = ({name: size[end] for name, size in key.free.items()} | key.sizes for end in (0, 1))
     for spec in contract.inputs:
         shapes = [tuple(sizes.get(str(dim), dim) for dim in spec.shape) for sizes in (smallest, largest, largest)]
@@ -156,7 +160,8 @@ def _profile(profile: Any, contract: Contract, key: PlanKey) -> Any:
 def _answer(compiler: Compiler, order: dict[str, Any]) -> dict[str, Any]:
     """Compile an order into the file that it names; if that fails, whoever gave the order removes the file."""
     key, file = PlanKey.from_json(order["key"]), Path(order["file"])
-    contract = Contract.from_json(order["contract"])
+    kind = VisionContract if key.model == VISION else Contract
+    contract = kind.from_json(order["contract"])
     try:
         plan = compiler.compile(Path(order["graph"]), contract, key, Path(order["timing_cache"]))
         file.write_bytes(plan)

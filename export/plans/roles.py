@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ...engines import ENGINES, MAX_DRAFT_LENGTH, SLACK, WIDEST_STEP, Adapters, Contract, ExportError, Masks
-from ...engines.bundle import TARGET
+from ...engines.bundle import TARGET, VISION
 
 if TYPE_CHECKING:
     from ...engines.tensorrt import Ranges  # which needs torch
@@ -27,6 +27,9 @@ class Role:
     rows: int
     batch: tuple[int, int]
     ranges: "Ranges" = ()  # of sizes beside the batch that may differ from call to call
+
+
+SEE = Role("see", VISION, 0, 0, (1, 1))  # of images of the sizes that its ranges say
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def open_graphs(bundle: Bundle, engine: str, devices: Sequence[str], opened: Exi
     of_models = engines([target, *[drafts] * (len(names) - 1)], models)
     encodes = ENGINES[target].encodes_in
     of_encoders = engines([encodes] * len(bundle.encoders), bundle.encoders)
-    of_eyes = engines([encodes] * len(eyes), eyes)
+    of_eyes = engines([ENGINES[target].sees_in or encodes] * len(eyes), eyes)
     return Engines(of_models, dict(zip(bundle.encoders, of_encoders, strict=True)), of_eyes[0] if of_eyes else None)
 
 

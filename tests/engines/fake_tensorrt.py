@@ -16,15 +16,17 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from trt_spec.engines import Bundle, Contract
-from trt_spec.engines.bundle import TARGET, graph_identity
+from trt_spec.engines import Bundle, Contract, VisionContract
+from trt_spec.engines.bundle import TARGET, VISION, graph_identity
 from trt_spec.engines.onnxruntime import Threads, open_session
 from trt_spec.engines.tensorrt import CompiledPlan, PlanKey
 from trt_spec.engines.tensorrt import engine as tensorrt
-from trt_spec.export.plans.roles import BuildOptions, roles, with_adapters
+from trt_spec.export.plans.roles import SEE, BuildOptions, roles, with_adapters
+from trt_spec.export.plans.seeing import ranges_of_images
 
 ALIGNMENT = 64  # what torch gives on the CPU
 SCRATCH = 1000  # bytes
+CTYPES = {"int64": ctypes.c_int64, "float32": ctypes.c_float}
 NUMPY = {"bool": np.bool_, "int64": np.int64, "float32": np.float32}
 
 
@@ -35,7 +37,10 @@ def write_plans(path: Path, version: str = "1", capability: str = "8.9", **optio
     plans = []
     heads = {name: bundle.models[name].contract for name in bundle.heads}
     masks = {name: own for name, model in bundle.models.items() if (own := model.masks) is not None}
-    for role in with_adapters(roles(settings, bundle.drafts, heads, masks), bundle.target.contract.adapters):
+    found = with_adapters(roles(settings, bundle.drafts, heads, masks), bundle.target.contract.adapters)
+    if bundle.vision is not None:
+        found.append(replace(SEE, ranges=ranges_of_images(path, bundle.vision.contract)))
+    for role in found:
         key = PlanKey(
             role.model,
             "",
@@ -50,7 +55,7 @@ def write_plans(path: Path, version: str = "1", capability: str = "8.9", **optio
             ranges=role.ranges,
         )
         key = replace(key, graph=graph_identity(path, role.model, key.file))
-        contract = bundle.models[role.model].contract
+        contract = bundle.vision.contract if role is found[-1] and bundle.vision else bundle.models[role.model].contract
         contract = contract if key.adapted else contract.without_adapters
         graph = str(bundle.graph(role.model).with_name(key.file))
         content = json.dumps({"graph": graph, "key": asdict(key), "contract": contract.to_json()})
@@ -59,7 +64,7 @@ def write_plans(path: Path, version: str = "1", capability: str = "8.9", **optio
         file.write_text(content)
         described = ([str(spec) for spec in specs] for specs in (contract.inputs, contract.outputs))
         digest = sha256(content.encode()).hexdigest()
-        plan = CompiledPlan(key, role.name, len(content), digest, 0.0, {}, *described, contract.aliases)
+        plan = CompiledPlan(key, role.name, len(content), digest, 0.0, {}, *described, dict(contract.aliases))
         file.with_suffix(".json").write_text(plan.to_json())
         plans.append(plan)
     return plans
@@ -122,7 +127,8 @@ class ICudaEngine:
     def __init__(self, library: FakeTensorRT, logger: Any, fields: dict[str, Any]) -> None:
         self.library, self.logger = library, logger
         self.key = PlanKey.from_json(fields["key"])
-        self.contract = Contract.from_json(fields["contract"])
+        kind = VisionContract if self.key.model == VISION else Contract
+        self.contract: Any = kind.from_json(fields["contract"])
         self.session = open_session(Path(fields["graph"]), Threads(1, stay_awake=False))
 
     def get_aliased_input_tensor(self, name: str) -> str:
@@ -187,6 +193,10 @@ class IExecutionContext:
     def set_device_memory(self, memory: int, size: int) -> None:
         self._scratch = memory, size
 
+    def update_device_memory_size_for_shapes(self) -> int:
+        """As it stands: of shapes that are not set no size is known."""
+        return SCRATCH if len(self._shapes) == len(self._contract.inputs) else 0
+
     def set_input_shape(self, name: str, shape: Sequence[int]) -> bool:
         self._engine.library.calls["set_input_shape"] += 1
         spec = next((spec for spec in self._contract.inputs if spec.name == name), None)
@@ -227,6 +237,8 @@ class IExecutionContext:
             for dim, size in zip(spec.shape, self._shapes[spec.name], strict=True):
                 if isinstance(dim, str) and sizes.setdefault(dim, size) != size:
                     return self._refuse(f"{dim} has two sizes")
+        if self._key.model == VISION:
+            return self._see(sizes)
         batch = sizes["batch"]
         if not self._read("ancestors", ctypes.c_bool, batch, self._key.width, self._key.width).any(-1).all():
             return self._refuse("a token sees nothing, not even itself")
@@ -241,6 +253,20 @@ class IExecutionContext:
         self._engine.library.runs.append((self._key.model, self._key.width, batch))
         if self._key.model == TARGET:
             self._engine.library.columns.append(sizes.get("columns", 0))
+        return True
+
+    def _see(self, sizes: dict[str, int]) -> bool:
+        """Write as many entries as there are of such an image."""
+        given = {
+            spec.name: self._read(
+                spec.name, CTYPES[spec.dtype], *[sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape]
+            )
+            for spec in self._contract.inputs
+        }
+        [spec] = self._contract.outputs
+        [made] = self._engine.session.run(None, given)
+        self._read(spec.name, CTYPES[spec.dtype], *made.shape)[:] = made
+        self._engine.library.runs.append((VISION, 0, 1))
         return True
 
     def _read(self, name: str, kind: Any, *shape: int) -> Any:

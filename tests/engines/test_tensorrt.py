@@ -624,7 +624,7 @@ def test_every_call_exists_in_the_real_bindings_with_these_parameters(real: Any)
     if real is tensorrt_rtx:
         assert "EAGER" in real.DynamicShapesKernelSpecializationStrategy.__members__
         assert hasattr(real.IRuntimeConfig, "dynamic_shapes_kernel_specialization_strategy")
-    assert checked == (14 if real is tensorrt_rtx else 9)
+    assert checked == (15 if real is tensorrt_rtx else 10)
     assert isinstance(real.ICudaEngine.device_memory_size_v2, property)
     assert {"INTERNAL_ERROR", "ERROR"} <= set(dir(real.ILogger))
     assert "USER_MANAGED" in real.ExecutionContextAllocationStrategy.__members__

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...engines import MAX_DRAFT_LENGTH, Contract, Masks
-from ...engines.bundle import DRAFT, HEAD, TARGET
+from ...engines.bundle import DRAFT, HEAD, TARGET, VISION
 from ...engines.bundle.manifest import read_manifest
 from ..console import in_bytes, progress, table
 from ..flags.sampling import LARGEST_BATCH, add_number, positive
@@ -107,7 +107,8 @@ def run(arguments: argparse.Namespace) -> int:
         workspace=None if arguments.workspace is None else arguments.workspace << 20,
         unfused_attention=arguments.unfused_attention,
     )
-    models = read_manifest(arguments.bundle)["models"]  # build_plans verifies the bundle
+    manifest = read_manifest(arguments.bundle)  # build_plans verifies the bundle
+    models = manifest["models"]
     drafts = [name for name in models if models[name]["kind"] == DRAFT]
     heads = {name: Contract.from_json(models[name]["contract"]) for name in models if models[name]["kind"] == HEAD}
     masks = {name: Masks(**own) for name in models if (own := models[name].get("masks"))}
@@ -115,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ...export.plans.build import build_plans
 
     found = with_adapters(roles(options, drafts, heads, masks), room)
-    plans = len(found) * max(1, len(options.compute_capabilities))
+    plans = (len(found) + (VISION in manifest)) * max(1, len(options.compute_capabilities))
     with progress("build", total=plans, ticking=True) as show:
         report = build_plans(arguments.bundle, options, show)
     if arguments.json:

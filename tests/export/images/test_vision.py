@@ -15,7 +15,6 @@ from trt_spec.engines.bundle import VISION
 from trt_spec.engines.contract import AXES, IMAGE, WHOLE_IMAGES
 from trt_spec.export import export_bundle
 from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
-from trt_spec.export.plans.build import BuildOptions, build_plans
 from trt_spec.export.seeing import traced
 from trt_spec.export.seeing.check_vision import check_seeing, check_vision, entries_of, seen_by
 from trt_spec.export.seeing.families import FAMILIES, seeing_contract, vision_contract
@@ -147,6 +146,4 @@ def test_what_cannot_see_is_refused_by_name_before_any_weight_is_read(
         export_bundle(pixtral, tmp_path / "bundle", images=True)
     with pytest.raises(ExportError, match=r"a cache in int8, with which images cannot be exported yet"):
         export_bundle(one.path, tmp_path / "bundle", images=True, cache="int8")
-    with pytest.raises(ExportError, match=r"reads images, for which no plans are made; use engine onnxruntime or"):
-        build_plans(one.bundle, BuildOptions("tensorrt-rtx"))
     assert not (tmp_path / "bundle").exists()
