@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..bundle import ADAPTED, GRAPH, PLANS
+from ..bundle import ADAPTED, GRAPH, PLANS, shard_folder
 from ..contract import MOST_PENDING, MOST_SLOTS
 from ..errors import EngineError
 
@@ -32,6 +32,7 @@ class PlanKey:
     unfused_attention: bool = False
     source: int = 0  # entries of a source, whatever its length, where there is one
     ranges: Ranges = ()  # of sizes beside the batch that may differ from call to call
+    shard: int = 0  # of the shards of a model
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "PlanKey":
@@ -47,6 +48,11 @@ class PlanKey:
         """Whether it runs all steps that one of these sizes runs."""
         inside = self.batch[0] <= other.batch[0] and other.batch[1] <= self.batch[1]
         return inside and other.width <= self.width and other.rows <= self.rows
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its graph below the bundle."""
+        return shard_folder(Path(self.model), self.shard)
 
     @property
     def file(self) -> str:

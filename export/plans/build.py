@@ -19,7 +19,7 @@ from ...engines import WHOLE_IMAGES, Bundle, Contract, EngineError, ExportError,
 from ...engines.bundle import VISION, graph_identity
 from ...engines.bundle.whole_files import PARTIAL, claimed, remove_leftovers, take_place, write_whole
 from ...engines.tensorrt import LIBRARIES, CompiledPlan, Library, PlanKey, capability_of, read_plan
-from .roles import SEE, BuildOptions, roles, with_adapters
+from .roles import SEE, BuildOptions, roles, with_more_of_target
 from .seeing import ranges_of_images
 
 TIMING_CACHE = "timing.cache"
@@ -43,11 +43,6 @@ def build_plans(
     """Compile what the bundle lacks; what is there and still true is kept."""
     begun = time.perf_counter()
     bundle = Bundle.open(path)
-    if (shards := bundle.target.contract.shards) > 1:
-        raise ExportError(
-            f"the target of bundle {path} is in {shards} shards, for which no plans are made; use engine torch, or "
-            "export without --tensor-parallel"
-        )
     if WHOLE_IMAGES in bundle.target.contract.capabilities:
         raise ExportError(
             f"the target of bundle {path} reads all tokens of an image in one call, for which no plans are made; use "
@@ -64,7 +59,7 @@ def build_plans(
         heads = {name: bundle.models[name].contract for name in bundle.heads}
         masks = {name: own for name, model in bundle.models.items() if (own := model.masks) is not None}
         plain = roles(options, [*bundle.drafts, *filter(None, [bundle.foreign])], heads, masks)
-        found = with_adapters(plain, bundle.target.contract.adapters)
+        found = with_more_of_target(plain, bundle.target.contract)
         if bundle.vision is not None:
             found.append(replace(SEE, ranges=ranges_of_images(bundle.path, bundle.vision.contract)))
         for role in found:
@@ -83,8 +78,9 @@ def build_plans(
                     unfused_attention=options.unfused_attention,
                     source=bundle.longest_source(role.model),
                     ranges=role.ranges,
+                    shard=role.shard,
                 )
-                key = replace(key, graph=graph_identity(bundle.path, key.model, key.file))
+                key = replace(key, graph=graph_identity(bundle.path, key.folder.as_posix(), key.file))
                 sidecar = (bundle.path / key.path).with_suffix(".json")
                 if sidecar.exists():
                     progress(f"{role.model} {role.name} for {capability}: is there")
@@ -116,7 +112,7 @@ def _write(bundle: Bundle, role: str, key: PlanKey, compile_: Compile) -> None:
             order = {
                 "key": asdict(key),
                 "contract": contract.to_json(),
-                "graph": str(bundle.graph(key.model).with_name(key.file).resolve()),
+                "graph": str((bundle.path / key.folder / key.file).resolve()),
                 "file": str(partial),
                 "timing_cache": str(file.with_name(TIMING_CACHE)),
             }

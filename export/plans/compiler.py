@@ -23,13 +23,21 @@ from ..passes.merge_attentions import merge_attentions
 from ..passes.pack_queries import pack_queries
 from ..passes.rewriting import Rewrite, rewritten
 from ..passes.specialise import specialise
+from ..passes.spell_collectives import spell_collectives
 from ..passes.spell_picks import spell_picks
 from ..passes.spell_softcap import spell_softcap
 from ..passes.stack_heads import unstack_heads
 from ..passes.widen_lookups import widen_lookups
 from .audit import audit, audit_vision, layers
 
-REWRITES: tuple[Rewrite, ...] = (spell_softcap, merge_attentions, spell_picks, widen_lookups, pack_queries)
+REWRITES: tuple[Rewrite, ...] = (
+    spell_softcap,
+    merge_attentions,
+    spell_picks,
+    widen_lookups,
+    pack_queries,
+    spell_collectives,
+)
 
 
 def prepare(graph: Path, key: PlanKey) -> tuple[ir.Model, dict[str, int]]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ...engines import ENGINES, MAX_DRAFT_LENGTH, SLACK, WIDEST_STEP, Adapters, Contract, ExportError, Masks
+from ...engines import ENGINES, MAX_DRAFT_LENGTH, SLACK, WIDEST_STEP, Contract, ExportError, Masks
 from ...engines.bundle import TARGET, VISION
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ class Role:
     rows: int
     batch: tuple[int, int]
     ranges: "Ranges" = ()  # of sizes beside the batch that may differ from call to call
+    shard: int = 0
 
 
 SEE = Role("see", VISION, 0, 0, (1, 1))  # of images of the sizes that its ranges say
@@ -69,13 +70,15 @@ class BuildOptions:
         return 1 + self.draft_length + self.siblings
 
 
-def with_adapters(roles: Sequence[Role], room: Adapters | None) -> list[Role]:
-    """Add the roles of the target's graph that has this room for adapters, of which calls read any number."""
-    if room is None:
-        return list(roles)
-    columns = (("columns", room.rank, room.most * room.rank),)
-    own = [one for one in roles if one.model == TARGET]
-    return [*roles, *(replace(one, name=f"{one.name}, adapters", ranges=columns) for one in own)]
+def with_more_of_target(roles: Sequence[Role], target: Contract) -> list[Role]:
+    """Add the roles of other graphs of the target: the one that has room for adapters, and those of further shards."""
+    own, more = [one for one in roles if one.model == TARGET], list[Role]()
+    if (room := target.adapters) is not None:
+        columns = (("columns", room.rank, room.most * room.rank),)
+        more += [replace(one, name=f"{one.name}, adapters", ranges=columns) for one in own]
+    for shard in range(1, target.shards):
+        more += [replace(one, name=f"{one.name}, shard {shard}", shard=shard) for one in own]
+    return [*roles, *more]
 
 
 def roles(

@@ -21,7 +21,7 @@ from trt_spec.engines.bundle import TARGET, VISION, graph_identity
 from trt_spec.engines.onnxruntime import Threads, open_session
 from trt_spec.engines.tensorrt import CompiledPlan, PlanKey
 from trt_spec.engines.tensorrt import engine as tensorrt
-from trt_spec.export.plans.roles import SEE, BuildOptions, roles, with_adapters
+from trt_spec.export.plans.roles import SEE, BuildOptions, roles, with_more_of_target
 from trt_spec.export.plans.seeing import ranges_of_images
 
 ALIGNMENT = 64  # what torch gives on the CPU
@@ -37,7 +37,7 @@ def write_plans(path: Path, version: str = "1", capability: str = "8.9", **optio
     plans = []
     heads = {name: bundle.models[name].contract for name in bundle.heads}
     masks = {name: own for name, model in bundle.models.items() if (own := model.masks) is not None}
-    found = with_adapters(roles(settings, bundle.drafts, heads, masks), bundle.target.contract.adapters)
+    found = with_more_of_target(roles(settings, bundle.drafts, heads, masks), bundle.target.contract)
     if bundle.vision is not None:
         found.append(replace(SEE, ranges=ranges_of_images(path, bundle.vision.contract)))
     for role in found:

@@ -21,15 +21,10 @@ def test_a_server_refuses_another_number_of_shards_than_the_bundle_has(
     assert "is in 1 shards, not in 2; leave --tensor-parallel out, or export it so" in capsys.readouterr().err
 
 
-def test_inspect_says_what_each_shard_holds_and_build_makes_no_plans_of_shards(
-    llama: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspect_says_what_each_shard_holds(llama: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     in_shards(llama.bundle, tmp_path / "bundle", 2)
     assert main(["inspect", str(tmp_path / "bundle")]) == 0
     assert "in each of 2 shards" in capsys.readouterr().out
-    asked = ["--engine", "tensorrt-rtx", "--compute-capability", "8.9"]
-    assert main(["build", "--bundle", str(tmp_path / "bundle"), *asked]) == 2
-    assert "is in 2 shards, for which no plans are made; use engine torch" in capsys.readouterr().err
 
 
 @pytest.mark.exhaustive

@@ -94,7 +94,7 @@ def batch_range(text: str) -> tuple[int, int]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ...export.plans.roles import BuildOptions, roles, with_adapters
+    from ...export.plans.roles import BuildOptions, roles, with_more_of_target
 
     options = BuildOptions(
         engine=arguments.engine,
@@ -112,10 +112,10 @@ def run(arguments: argparse.Namespace) -> int:
     drafts = [name for name in models if models[name]["kind"] == DRAFT]
     heads = {name: Contract.from_json(models[name]["contract"]) for name in models if models[name]["kind"] == HEAD}
     masks = {name: Masks(**own) for name in models if (own := models[name].get("masks"))}
-    room = Contract.from_json(models[TARGET]["contract"]).adapters
+    target = Contract.from_json(models[TARGET]["contract"])
     from ...export.plans.build import build_plans
 
-    found = with_adapters(roles(options, drafts, heads, masks), room)
+    found = with_more_of_target(roles(options, drafts, heads, masks), target)
     plans = (len(found) + (VISION in manifest)) * max(1, len(options.compute_capabilities))
     with progress("build", total=plans, ticking=True) as show:
         report = build_plans(arguments.bundle, options, show)

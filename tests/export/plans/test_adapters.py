@@ -1,17 +1,18 @@
 """TensorRT plans of graphs that have room for adapters: compiled for RTX, from graphs that say what was exported."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 import pytest
-from trt_spec.engines import Adapters, Bundle, line
+from trt_spec.engines import Adapters, Bundle, Contract, keys_and_values, line
 from trt_spec.engines.tensorrt import PlanKey, read_plan
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.export.plans.build import build_plans
 from trt_spec.export.plans.compiler import prepare
-from trt_spec.export.plans.roles import BuildOptions, Role, with_adapters
+from trt_spec.export.plans.roles import BuildOptions, Role, with_more_of_target
 
 from ...kit.bundles import export_pair
 from ...kit.models import tiny_llama
@@ -23,9 +24,10 @@ COLUMNS = (("columns", 4, 16),)
 
 def test_roles_of_the_target_alone_are_there_with_adapters_too() -> None:
     found = [Role("verify", "target", 4, 4, (1, 8)), Role("first", "draft", 2, 1, (1, 8))]
-    room = Adapters(4, 4, ())
-    assert with_adapters(found, room) == [*found, Role("verify, adapters", "target", 4, 4, (1, 8), COLUMNS)]
-    assert with_adapters(found, None) == found
+    contract = Contract(1, 2, keys_and_values(1, 2, 16, "float32"), 64, 256, "float32")
+    room = replace(contract, adapters=Adapters(4, 4, ()))
+    assert with_more_of_target(found, room) == [*found, Role("verify, adapters", "target", 4, 4, (1, 8), COLUMNS)]
+    assert with_more_of_target(found, contract) == found
 
 
 @pytest.mark.usefixtures("compiled_here")
