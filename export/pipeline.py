@@ -18,6 +18,7 @@ from ..engines.bundle import DRAFT, DRAFTS, FOREIGN, FUSED, GRAPH, HEAD, TARGET,
 from .checking.check import check_model, given_sources
 from .checking.check_adapters import AdapterReference, check_adapters
 from .checking.check_shards import check_shards, whole_logits
+from .checking.key_factors import key_factors
 from .checking.oracle import Reference
 from .checking.quality import LOGITS, LONGEST, Sample, overlap
 from .checkpoints.agreement import agree
@@ -27,6 +28,7 @@ from .foreign import translate
 from .kinds import Joining, LoadedHead, check_head, sorted_out
 from .parallel.split import split
 from .passes.adapt import adaptable, linear_modules
+from .passes.divide_keys import NO_FACTORS
 from .passes.quantise import AUTO, Quantisation, nothing_known
 from .sources.examples import example_sources
 from .writing.aside import built_aside, disk_errors
@@ -106,20 +108,22 @@ def export_bundle(
             config_of_whole(agreed.checkpoints[TARGET])
             write_image_settings(image_settings(agreed.checkpoints[TARGET], ours.tokenizer), folder)
         stored = {role: weights if role == TARGET else draft_weights for role in agreed.checkpoints}
-        running = _sample(ours.tokenizer, tokens.vocab_size, text) if check or joining.names else None
+        needed = check or bool(joining.names) or cache != FULL
+        running = _sample(ours.tokenizer, tokens.vocab_size, text) if needed else None
         most = min(LONGEST, agreed.length, max(2, LOGITS // tokens.vocab_size))
         export = _Export(folder, progress, joining, running, agreed.notes, adapters, adapter_rank)
         export.shards, export.exact_sums = shards, exact_sums
         for role, checkpoint in agreed.checkpoints.items():
-            sample = running.first(most) if check and running else None
-            if role == FOREIGN and sample:
+            read = running
+            if role == FOREIGN and running:
                 own = agreed.vocabularies[role]
-                sample = _sample(own.tokenizer, own.entry().vocab_size, text).first(len(sample.tokens))
+                read = _sample(own.tokenizer, own.entry().vocab_size, text)
+            sample = read.first(min(most, len(running.tokens))) if check and read and running else None
             kept = settled(stored[role], checkpoint, dtype)
             contract = with_cache(checkpoint.name, agreed.contract(role, dtype), cache)
             if images and role == TARGET:
                 contract = contract_with_images(checkpoint, contract)
-            export.model(role, checkpoint, contract, kept, sample)
+            export.model(role, checkpoint, contract, kept, sample, read)
         for name, head in export.heads.items():
             export.head(name, head, draft_weights.unless_stored())
         entries = {model.role: model.entry for model in export.models}
@@ -210,9 +214,18 @@ class _Export:
     read: Mapping[str, Tensor] = field(default_factory=dict)  # what each head reads of it [L, hidden]
 
     def model(
-        self, role: str, checkpoint: Checkpoint, contract: Contract, weights: Quantisation, sample: Sample | None
+        self,
+        role: str,
+        checkpoint: Checkpoint,
+        contract: Contract,
+        weights: Quantisation,
+        sample: Sample | None,
+        text: Sample | None,
     ) -> None:
-        """Export a model; a target has heads and look-aheads joined to it. Without a sample nothing is checked."""
+        """Export a model; a target has heads and look-aheads joined to it.
+
+        Without a sample nothing is checked. Of the text it is measured what the channels of keys are like.
+        """
         begun, kind = time.perf_counter(), role if role in (TARGET, FOREIGN) else DRAFT
         self.progress(f"{role}: loading the weights of {checkpoint.name}")
         masks = checkpoint.masks(contract.vocab_size) if kind == DRAFT else None
@@ -226,14 +239,16 @@ class _Export:
         contract, features, shape, reference = joined.contract, joined.features, checkpoint.shape, None
         if joined.look_aheads and contract.image_size:
             raise ExportError("look-aheads and images take the same ids after the vocabulary; leave one of them out")
+        factors = key_factors(model, contract, text.tokens) if text is not None and contract.rounded_to else NO_FACTORS
         if sample is not None:
             self.progress(f"{role}: computing reference logits in torch")
             sources = [model.hears(one) for one in example_sources(shape.source, sample.tokens)]
-            reference = Reference(model, contract, sample, shape.window, features, sources, joined.look_aheads)
+            more = joined.look_aheads
+            reference = Reference(model, contract, sample, shape.window, features, sources, more, factors)
             if weights.kind == "none":  # now, while the graph takes no memory yet
                 reference.answer(model)
         self.progress(f"{role}: tracing")
-        graph, fired = build_graph(model, contract, shape.positions, weights, kept or nothing_known, features)
+        graph, fired = build_graph(model, contract, shape.positions, weights, kept or nothing_known, features, factors)
         if reference is not None and weights.kind != "none":
             self.progress(f"{role}: computing reference logits of the rounded weights")
             reference.answer(model)

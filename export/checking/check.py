@@ -36,7 +36,7 @@ from ..passes.spell_fp4 import spell_fp4
 from ..passes.unround import unround
 from ..passes.widen import widen
 from .oracle import Reference
-from .quality import apart, engine_logits, measure
+from .quality import apart, engine_logits, measure, overlap
 from .scenarios import ROWS, Call, line_of
 
 Written = TypeVar("Written", Contract, EncoderContract, VisionContract)
@@ -172,7 +172,7 @@ def check_graph(
                 engine.close()
                 engine = open_engine(runs, graph, contract, exact_weights=quantised)
                 found = engine_logits(engine, reference.sample.tokens)
-                cost = {"cache": reference.cache_cost | _rounding_error(graph, found, reference)}
+                cost = {"cache": _rounding_cost(found, reference) | _rounding_error(graph, found, reference)}
             if quantised:
                 engine.close()
                 engine = open_engine(runs, graph, contract)
@@ -181,6 +181,12 @@ def check_graph(
             engine.close()
     quality = measure(reference.sample_logits, sample_logits, reference.sample.tokens)
     return report | {"quality": asdict(quality)} | cost, sample_logits
+
+
+def _rounding_cost(found: Tensor, reference: Reference) -> dict[str, float]:
+    """Compare logits of the sample with those over a full cache, by KL and by how often both say one token."""
+    divergence = measure(reference.full, found, reference.sample.tokens).divergence
+    return {"divergence": divergence, "agreement": overlap(reference.full, found, 0.0)}
 
 
 def _rounding_error(graph: Path, found: Tensor, reference: Reference) -> dict[str, float]:
@@ -260,7 +266,7 @@ def _long_cache(contract: Contract, reference: Reference, capacity: int) -> dict
     for name, made in zip(names[-len(reference.made) :], reference.made, strict=True):
         every = made.shape[1] // cache[name].shape[1]  # transformers may keep them once for each head that shares them
         order = reference.order % made.shape[2]
-        cache[name][:, :, : len(order)] = made[:, ::every, order]
+        cache[name][:, :, : len(order)] = made[:, ::every, order] / reference.factors.get(name, 1.0)
     for name in scales:
         cache[name].fill_(1.0)  # of entries that are not rounded
     return cache

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ...engines import TAILS, Contract
+from ..passes.divide_keys import NO_FACTORS
 from ..tracing.hidden_states import LAST, NO_FEATURES, Features, all_features
-from .quality import Sample, apart, measure, overlap
+from .quality import Sample, apart
 from .rounded_cache import entries_rounded, narrow_states
 from .scenarios import Call, RowCall, Script, leaves_of, line_of, random_tree, write_script
 
@@ -33,8 +34,8 @@ class Reference:
     scale: float  # the standard deviation of the logits
     sources: list[list[Tensor]]  # what each row finds of its source: of each state [1, heads, S, D]
     read: dict[str, Tensor]  # what each head reads of the sample [L, size]
-    cache_cost: dict[str, float]  # of a cache of eight bits, beside one that rounds nothing
-    rounded: Tensor  # logits [L, V] of the sample, if the cache is of eight bits,
+    full: Tensor  # logits [L, V] of the sample over a full cache, if the graph's is of eight bits,
+    rounded: Tensor  # those over one that rounds as the graph's does,
     rounded_noise: float  # and what these move by where an entry is rounded the other way
 
     def __init__(
@@ -46,22 +47,24 @@ class Reference:
         features: Mapping[str, Features] = NO_FEATURES,
         sources: Sequence[Tensor] = (),
         look_aheads: int = 0,
+        factors: Mapping[str, Tensor] = NO_FACTORS,
     ) -> None:
         """Compute what the checkpoint says of a sample as it is, whatever its weights are rounded to afterwards.
 
         Each row's text has its source, if there are `sources`, as the encoder has made them. Long texts, and
-        the sample's, have the first.
+        the sample's, have the first. Keys are divided by `factors` before a cache of eight bits rounds them.
         """
         self._contract = contract.in_dtype("float32")  # in which both sides compute
         self._window, self._features, self.heard, self._look_aheads = window, features, sources, look_aheads
-        self.sample = sample
+        self.sample, self.factors = sample, factors
         with given_the_first(model, sources):
             self.sample_logits = checkpoint_logits(model, sample.tokens)  # [L, V]
 
     def answer(self, model: Any) -> None:
         """Compute what the checkpoint says of all calls."""
         contract, sample = self._contract, self.sample
-        self.cache_cost = self._say_rounded(model) if narrow_states(contract) else {}
+        if narrow_states(contract):
+            self._say_rounded(model)
         script = write_script(
             sample.vocab_size, contract.max_length, contract.recurrent, TAILS in contract.capabilities
         )
@@ -82,16 +85,13 @@ class Reference:
             name: branch_features(model, [sample.tokens], {name: one})[0] for name, one in self._features.items()
         }
 
-    def _say_rounded(self, model: Any) -> dict[str, float]:
-        """Compare a cache of eight bits with a full one on the sample, by KL and by how often both say one token."""
+    def _say_rounded(self, model: Any) -> None:
         tokens = self.sample.tokens
-        full = checkpoint_logits(model, tokens)
-        with entries_rounded(model, self._contract):
+        self.full = checkpoint_logits(model, tokens)
+        with entries_rounded(model, self._contract, self.factors):
             self.rounded = checkpoint_logits(model, tokens)
-        with entries_rounded(model, self._contract, disturbed=True):
+        with entries_rounded(model, self._contract, self.factors, disturbed=True):
             self.rounded_noise = apart(self.rounded, checkpoint_logits(model, tokens))
-        divergence = measure(full, self.rounded, tokens).divergence
-        return {"divergence": divergence, "agreement": overlap(full, self.rounded, 0.0)}
 
     def _say_branches(self, model: Any, script: Script) -> list[Tensor]:
         if not self.heard:

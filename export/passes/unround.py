@@ -17,11 +17,18 @@ def unround(model: ir.Model) -> int:
         past, present = scatter.inputs[0], scatter.outputs[0]
         if past is None or past.dtype not in NARROW.values():
             continue
-        entries = scatter.inputs[1]
-        while (maker := entries.producer() if entries is not None else None) and maker.op_type in ROUNDING:
-            entries = maker.inputs[0]
-        scatter.replace_input_with(1, entries)
+        scatter.replace_input_with(1, before_rounding(scatter))
         past.dtype = present.dtype = ir.DataType.FLOAT
         fired += 1
     common.RemoveUnusedNodesPass()(model)
     return fired
+
+
+def before_rounding(scatter: ir.Node) -> ir.Value:
+    """Return what a node writes to a state of eight bits, as it was before it was rounded."""
+    entries = scatter.inputs[1]
+    assert entries is not None
+    while (maker := entries.producer()) is not None and maker.op_type in ROUNDING:
+        assert maker.inputs[0] is not None
+        entries = maker.inputs[0]
+    return entries

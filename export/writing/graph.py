@@ -8,11 +8,13 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from torch import Tensor
 
 from ...engines import CALL, IMAGE, Adapters, AnyContract, Contract, ExportError, TensorSpec, VisionContract
 from ...engines.bundle import ADAPTED, FUSED, GRAPH, WEIGHTS
 from ..passes.absorb_lines import absorb_lines
 from ..passes.adapt import adapt
+from ..passes.divide_keys import NO_FACTORS, divide_keys
 from ..passes.fuse_norms import fuse_norms
 from ..passes.fuse_rotary import fuse_rotary
 from ..passes.group_queries import group_queries
@@ -53,17 +55,18 @@ def build_graph(
     weights: Quantisation = WIDE,
     known: Known = nothing_known,
     features: Mapping[str, Features] = NO_FEATURES,
+    factors: Mapping[str, Tensor] = NO_FACTORS,
 ) -> tuple[ir.Model, dict[str, int]]:
     """Make the graph of a model, a head or an encoder, its weights still its own, and count what each rewrite found.
 
     A target also makes the `features` that heads read, by the name of the state. Quantised weights are rounded in
-    `model` and in `features`, too.
+    `model` and in `features`, too. Keys are divided by `factors`, by the name of the state, before they are rounded.
     """
     graph = trace(model, contract, positions, features)
     if isinstance(contract, Contract):
         _refuse_other_attention(graph, contract)
     traced = list(graph.graph.initializers.values())
-    fired = rewritten(graph, UNQUANTISED)
+    fired = {"divide_keys": divide_keys(graph, factors)} | rewritten(graph, UNQUANTISED)
     if weights.kind != "none":
         fired["quantise"] = quantise(graph, weights, known)
     fired |= rewritten(graph, STORED.get(weights.kind, ()) + LAST)

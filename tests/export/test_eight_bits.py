@@ -3,20 +3,24 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tensorrt_rtx as trt
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from trt_spec.engines import EIGHT_BITS, SLACK, Bundle, ExportError, in_eight_bits, keys_and_values
-from trt_spec.export import ExportReport, export_bundle
+from trt_spec.export import ExportReport, export_bundle, pipeline
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.export.plans.compiler import Compiler, PlanKey
 from trt_spec.export.tracing import cache as traced_cache
 from trt_spec.export.tracing.eight_bits import narrowed, widened
+from trt_spec.export.writing.graph import build_graph
 from trt_spec.tools.commands.export_models import shown
 
 from ..kit.bundles import export_pair
+from ..kit.caches import factors_of
 from ..kit.families import tiny_checkpoint
 from ..kit.models import tiny_gemma2, tiny_llama
 from ..kit.source_models import tiny_with_source
@@ -67,6 +71,56 @@ def test_onnxruntime_gets_a_graph_whose_scales_multiply_scores(exported: ExportR
     assert exported.models[0].fired["scale_scores"] == 2  # one in each layer
     assert Bundle.open(exported.path).target.check["worst_error"] < 1e-4
     assert not exported.notes
+
+
+def with_large_channels(checkpoint: Path) -> Path:
+    """The same function, whose keys are 64 times as large in two channels and queries so much smaller."""
+    file = checkpoint / "model.safetensors"
+    weights = load_file(file)
+    for name, weight in weights.items():
+        for role, times in {"k_proj": 64.0, "q_proj": 1 / 64}.items():
+            if role in name:
+                weight.view(-1, 16, weight.shape[1])[:, [3, 11]] *= times  # which turn together
+    save_file(weights, file, {"format": "pt"})
+    return checkpoint
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_channels_of_keys_that_are_larger_than_others_cost_a_tenth_of_what_they_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    def cost(name: str) -> float:
+        report = export_bundle(checkpoint, tmp_path / name, cache="int8", dtype=dtype)
+        return float(report.models[0].entry.check["cache"]["divergence"])
+
+    checkpoint = with_large_channels(tiny_llama(tmp_path / "c", num_attention_heads=8, num_key_value_heads=1))
+    divided = cost("divided")
+    factors = factors_of(tmp_path / "divided")
+    assert list(factors) == ["key_0", "key_1"]
+    assert all(one[0, 0, 3] > 4 * one[0, 0, 4] for one in factors.values())
+    monkeypatch.setattr(pipeline, "key_factors", lambda *_: {})
+    assert cost("undivided") > 8 * divided
+
+
+def test_factors_that_differ_from_those_of_the_check_fail_the_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def others(*given: Any, **more: Any) -> Any:
+        return build_graph(*given[:-1], {name: one.flip(-1) for name, one in given[-1].items()}, **more)
+
+    monkeypatch.setattr(pipeline, "build_graph", others)
+    with pytest.raises(ExportError, match=r"does not compute what its checkpoint computes: in the scenario 'deep"):
+        export_bundle(tiny_llama(tmp_path / "c"), tmp_path / "b", cache="int8")
+
+
+def test_half_precision_has_factors_that_round_no_query_and_fp8_has_none(tmp_path: Path) -> None:
+    checkpoint = with_large_channels(tiny_llama(tmp_path / "c"))
+    for dtype, cache in (("float16", "int8"), ("float32", "fp8")):
+        export_bundle(checkpoint, tmp_path / cache, cache=cache, dtype=dtype, check=False)
+    factors = factors_of(tmp_path / "int8")
+    assert all(torch.equal(one.log2(), one.log2().round()) for one in factors.values())
+    assert len(factors) == 2
+    assert not factors_of(tmp_path / "fp8")
 
 
 @pytest.mark.exhaustive

@@ -5,8 +5,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
+import onnx_ir as ir
 import pytest
+import torch
+from torch import Tensor
 from trt_spec.engines import BLOCK_TOKENS, ROW, Bundle
+from trt_spec.export.passes.unround import before_rounding
 from trt_spec.runtime import Decoder
 from trt_spec.runtime.memory.cache import KVCache
 from trt_spec.runtime.memory.full import CacheFull
@@ -40,6 +44,18 @@ def bytes_of(bundle: Path, blocks: int) -> int:
     contracts = [model.contract for model in Bundle.open(bundle).models.values()]
     copies = sum(-(-state.bytes // EVERY) for one in contracts for state in one.of_kind(ROW))
     return blocks * BLOCK_TOKENS * (copies + sum(one.cache_bytes_per_token for one in contracts))
+
+
+def factors_of(bundle: Path, role: str = "target") -> dict[str, Tensor]:
+    """What the graph as it is written divides each state of keys by."""
+    factors = {}
+    for scatter in ir.load(bundle / role / "model.onnx").graph:
+        if scatter.op_type == "TensorScatter" and (parts := before_rounding(scatter).producer()).op_type == "Div":
+            divided = parts.inputs[0].producer()
+            if divided.op_type == "Div":
+                name = scatter.outputs[0].name.removeprefix("present_")
+                factors[name] = torch.tensor(divided.inputs[1].const_value.numpy())
+    return factors
 
 
 def read_by(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:

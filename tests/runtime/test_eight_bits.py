@@ -13,7 +13,7 @@ from trt_spec.runtime.memory.budget import tokens_in
 from trt_spec.runtime.memory.full import CacheFull
 
 from ..kit.bundles import Pair, export_pair, noisy_draft, pair_of
-from ..kit.caches import bytes_of
+from ..kit.caches import bytes_of, factors_of
 from ..kit.models import tiny_gemma2, tiny_gpt2, tiny_llama
 from ..kit.prompts import random_prompts
 
@@ -57,7 +57,7 @@ def test_greedy_texts_are_those_of_transformers_over_a_cache_that_rounds_alike(n
     pair = narrow(family)
     with Decoder.open(pair.bundle, max_batch=4) as decoder:
         found = texts(decoder, 4)
-    with entries_rounded(pair.reference, Bundle.open(pair.bundle).target.contract):
+    with entries_rounded(pair.reference, Bundle.open(pair.bundle).target.contract, factors_of(pair.bundle)):
         for prompt, text in zip(PROMPTS, found, strict=True):
             said = checkpoint_logits(pair.reference, [*prompt, *text])[len(prompt) - 1 : -1]
             behind = said.amax(-1) - said[torch.arange(len(text)), list(text)]

@@ -13,6 +13,7 @@ from trt_spec.runtime import Decoder, SamplingParams
 
 from ...kit.adapters import ROOM, Adapted
 from ...kit.bundles import export_pair, noisy_draft
+from ...kit.caches import factors_of
 
 PROMPT, TOKENS = [5, 9, 17, 5, 9, 20, 33], 24
 GREEDY = SamplingParams(max_new_tokens=TOKENS, temperature=0, ignore_eos=True)
@@ -56,7 +57,7 @@ def test_each_row_of_a_batch_says_what_it_would_say_alone(adapted: Adapted, bund
 def test_a_text_is_that_of_peft_over_a_cache_that_rounds_alike(adapted: Adapted, bundle: Path, plain: dict, name: str):
     model = AutoModelForCausalLM.from_pretrained(adapted.pair.checkpoint, dtype=torch.float32)
     model = PeftModel.from_pretrained(model, adapted.folders[name]).merge_and_unload().eval()
-    with entries_rounded(model, Bundle.open(bundle).target.contract):
+    with entries_rounded(model, Bundle.open(bundle).target.contract, factors_of(bundle)):
         said = checkpoint_logits(model, [*PROMPT, *plain[name]])[len(PROMPT) - 1 : -1]
     behind = said.amax(-1) - said[torch.arange(TOKENS), list(plain[name])]
     assert float(behind.max()) < TIE
