@@ -214,6 +214,11 @@ def _cast_into(x: Tensor, place: Tensor) -> Tensor:
     return place.copy_(x)
 
 
+def _widened(numbers: Tensor, scales: Tensor, to: int) -> Tensor:
+    wide = numbers.to(dtype_of(to))
+    return torch.mul(wide, scales, out=wide)
+
+
 def _product_into(x: Tensor, matrix: Tensor, place: Tensor, transposed: int) -> Tensor:
     matrix = matrix.t() if transposed else matrix
     torch.mm(x.reshape(-1, x.shape[-1]), matrix, out=place.view(-1, place.shape[-1]))
@@ -293,5 +298,6 @@ OPS: dict[str, Callable[..., Any]] = {
     "trt_spec::BiasedProduct": lambda x, matrix, bias: F.linear(x, matrix.t(), bias),
     "trt_spec::CastInto": _cast_into,
     "trt_spec::ProductInto": _product_into,
+    "trt_spec::Widened": _widened,
     **FUSED_OPS,
 }

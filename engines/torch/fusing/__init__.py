@@ -15,6 +15,7 @@ from . import (
     norms,
     outputs,
     products,
+    scales,
 )
 from .attention import reads_live
 from .narrow_products import kept
@@ -42,6 +43,7 @@ FUSIONS = (
     Fusion("norms", norms.fuse, compiled=False),
     Fusion("entries", entries.fuse, compiled=False),  # takes norms of heads along
     Fusion("attention", attention.fuse, compiled=True, cpu=False),  # where one mask serves all layers
+    Fusion("scales", scales.fuse, compiled=False),
     Fusion("gates", gates.fuse, compiled=False),
     Fusion("outputs", outputs.fuse, compiled=False),
     Fusion("few rows", few_rows.fuse, compiled=False, cpu=False, few=True),

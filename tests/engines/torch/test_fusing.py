@@ -14,12 +14,14 @@ from trt_spec.engines.torch.conversion import run_node
 from trt_spec.engines.torch.fusing import Rewriting, entries, few_rows
 from trt_spec.engines.torch.kernels import LAUNCHES
 from trt_spec.engines.torch.onnx_graph import Node
+from trt_spec.export.checking.quality import engine_logits
 from trt_spec.export.passes.quantise import Quantisation
 
 from ...kit.bundles import export_pair
 from ...kit.families import tiny_checkpoint
 from ...kit.launches import random
 from ...kit.models import tiny_llama
+from ...kit.prompts import random_prompts
 from ..parity import assert_engine_agrees, run_script, write_trees
 
 FIRED = {  # in two layers, where it does
@@ -44,6 +46,7 @@ FIRED = {  # in two layers, where it does
         "few rows": 9,
     },
 }
+PROMPT = random_prompts(64, [100], seed=0)[0]
 MOST_KERNELS = 10  # a layer
 MOST_OF_FEW_ROWS = 7  # up to 16 rows of tokens
 
@@ -275,3 +278,17 @@ def test_a_layer_has_few_kernels(tmp_path: Path, kind: str, most_of_few: int, se
     ):
         found = kernels_of_a_layer(opened_engine, batch, width)
         assert most - 2 < sum(count for _, count in found) <= most, found
+
+
+def test_entries_of_eight_bits_are_multiplied_by_their_scales_in_place_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "WITH_KERNELS", ())
+    bundle = export_pair(tiny_llama(tmp_path / "c"), tmp_path / "b", cache="int8").bundle
+    logits = []
+    for rows, states in ((fusing.FUSIONS, 4), ((), 0)):
+        monkeypatch.setattr(fusing, "FUSIONS", rows)
+        one = opened(bundle)
+        assert one.fused.get("scales", 0) == states  # keys and values of two layers
+        logits.append(engine_logits(one, PROMPT))
+    assert torch.equal(*logits)
