@@ -55,6 +55,7 @@ from .engine import Engine, Step
 from .errors import (
     BundleError,
     ContractError,
+    EngineEnded,
     EngineError,
     ExportError,
     PairError,
@@ -108,6 +109,7 @@ __all__ = [
     "EncoderContract",
     "EncoderEntry",
     "Engine",
+    "EngineEnded",
     "EngineError",
     "EngineKind",
     "ExportError",

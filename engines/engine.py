@@ -74,6 +74,9 @@ class Engine:
         """Let every device that the engine runs on have memory like this; what is done to the result is done there."""
         return memory
 
+    def require(self) -> None:
+        """Raise `EngineEnded` if one of its other devices has gone."""
+
     def recording(self, record: object) -> "AbstractContextManager[None]":
         """Let its other devices record, too, what they do until the block ends."""
         return nullcontext()

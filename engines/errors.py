@@ -21,6 +21,10 @@ class EngineError(TrtSpecError):
     """An engine is missing, or cannot run this graph on this machine."""
 
 
+class EngineEnded(EngineError):
+    """An engine can run nothing any more; its graph can be opened again."""
+
+
 class RequestError(TrtSpecError):
     """A request or setting is invalid; nothing was started."""
 

@@ -1,11 +1,14 @@
 """Bundles whose targets are in shards."""
 
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from trt_spec.engines import Bundle
 from trt_spec.export.parallel.split import Report, split
+
+FOLLOWER = "trt_spec.engines.torch.parallel.follower"
 
 
 def in_shards(bundle: Path, out: Path, shards: int, *, exact: bool = True) -> Report:
@@ -15,3 +18,14 @@ def in_shards(bundle: Path, out: Path, shards: int, *, exact: bool = True) -> Re
     contract, report = split(out / "target", opened.target.contract, shards, exact=exact)
     replace(opened, models=opened.models | {"target": replace(opened.target, contract=contract)}).save()
     return report
+
+
+def shards_of(leader: int) -> list[int]:
+    """Return the processes of the shards that a process has started."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+            if int(parent) == leader and FOLLOWER in (process / "cmdline").read_text():
+                found.append(int(process.name))
+    return found

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from trt_spec.engines import EngineError
+from trt_spec.engines import EngineEnded, EngineError
 from trt_spec.engines.torch.parallel import team
 from trt_spec.engines.torch.parallel.commands import Packed
 from trt_spec.engines.torch.parallel.meeting import Gathering
@@ -74,8 +74,9 @@ def test_a_shard_that_dies_ends_all_with_one_error(bundle: Path) -> None:
         request = decoder.submit(PROMPT, GREEDY)
         decoder.step()
         [process] = decoder.target.engine._team._others._processes
+        decoder.target.engine.require()
         process.kill()
-        with pytest.raises(EngineError, match="shard 1 of the target has ended with status -9; open the bundle again"):
+        with pytest.raises(EngineEnded, match="shard 1 of the target has ended with status -9; open the bundle again"):
             run(decoder)
         assert request.finished
         later = decoder.submit(PROMPT, GREEDY)
@@ -99,6 +100,16 @@ def test_a_lack_of_memory_on_one_device_hangs_nothing(bundle: Path) -> None:
             decoder.generate([PROMPT], GREEDY)
         with pytest.raises(EngineError, match="open the bundle again"):
             decoder.generate([PROMPT], GREEDY)
+
+
+def test_that_a_shard_has_gone_is_known_while_there_is_nothing_to_do(bundle: Path) -> None:
+    with Decoder.open(bundle, "torch", max_batch=1) as decoder:
+        [process] = decoder.target.engine._team._others._processes
+        process.kill()
+        process.wait()
+        for _ in range(2):
+            with pytest.raises(EngineEnded, match="shard 1 of the target has ended with status -9"):
+                decoder.target.engine.require()
 
 
 @pytest.mark.parametrize("said", [b"", b"{}", b"x" * 64])

@@ -13,6 +13,7 @@ from trt_spec.runtime.round import round as round_
 from trt_spec.tools.examples.service import Service
 
 from ..kit.bundles import Pair
+from ..kit.shards import in_shards
 
 EXAMPLES = Path(__file__).parents[2] / "tools" / "examples"
 
@@ -94,16 +95,27 @@ def test_the_service_raises_a_failed_round_to_its_owners_and_goes_on(
         assert list(clients.map(service.complete, ["abc"] * 10)) == [expected] * 10
 
 
-@pytest.mark.replicas
-def test_a_replica_of_ray_serve_streams_the_tokens_that_the_library_says(llama: Pair, tmp_path: Path):
-    root = EXAMPLES.parents[1]
-    wanted = ["-r", root / ".ci/ray.txt", "-c", root / ".ci/constraints.txt", "--target", tmp_path]
+@pytest.fixture(scope="module")
+def ray(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ray beside the environment of the tests."""
+    home, root = tmp_path_factory.mktemp("ray"), EXAMPLES.parents[1]
+    wanted = ["-r", root / ".ci/ray.txt", "-c", root / ".ci/constraints.txt", "--target", home]
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", *map(str, wanted)], check=True)
-    paths = {"PYTHONPATH": f"{tmp_path}:{root / '.package'}", "RAY_USAGE_STATS_ENABLED": "0"}
-    command = [sys.executable, str(EXAMPLES / "ray_serve.py"), str(llama.bundle)]
+    return home
+
+
+@pytest.mark.replicas
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_replica_of_ray_serve_streams_the_tokens_that_the_library_says(
+    llama: Pair, ray: Path, tmp_path: Path, shards: int
+):
+    for count in {1, shards}:
+        in_shards(llama.bundle, tmp_path / str(count), count)
+    paths = {"PYTHONPATH": f"{ray}:{EXAMPLES.parents[1] / '.package'}", "RAY_USAGE_STATS_ENABLED": "0"}
+    command = [sys.executable, str(EXAMPLES / "ray_serve.py"), str(tmp_path / str(shards)), "torch"]
     done = subprocess.run(command, env=os.environ | paths, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    with Decoder.open(llama.bundle) as decoder:
+    with Decoder.open(tmp_path / "1", "torch") as decoder:
         [output] = decoder.generate([[1, 2, 3]], SamplingParams(max_new_tokens=32))
     lines = [line for line in done.stdout.splitlines() if line.replace(" ", "").isdecimal()]
     assert [int(token) for line in lines for token in line.split()] == list(output.token_ids)

@@ -2,6 +2,8 @@
 
 import argparse
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +18,7 @@ from dynamo.llm.exceptions import EngineShutdown, InvalidArgument
 from ...engines import BLOCK_TOKENS, RequestError
 from ...runtime import Decoder, Piece
 from ...runtime.memory.prefixes import Block
+from ..serving.errors import ApiError
 from ..serving.stepper import Stepper
 from ..serving.tickets import RequestGroup
 from ..serving.tokens import Spelling
@@ -34,7 +37,7 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # it has no types here
         """Serve a decoder; `card` is a folder with what the frontend reads of a checkpoint."""
         self._decoder, self._arguments = decoder, arguments
         self._spelling = Spelling(decoder.tokenizer, decoder.bundle.tokenizer_file)
-        self._stepper = Stepper(decoder, MOST_WAITING, on_end=lambda ticket: None)
+        self.stepper = Stepper(decoder, MOST_WAITING, on_end=lambda ticket: None)
         self._under_way: dict[RequestGroup, Any] = {}  # with the context of each
         self._idle = asyncio.Event()  # nothing is under way
         self._idle.set()
@@ -52,7 +55,8 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # it has no types here
 
     async def start(self, worker_id: int) -> Any:
         """Begin to step, and tell Dynamo what it has to know of the model."""
-        self._stepper.start()
+        self.stepper.start()
+        self._ending = asyncio.create_task(self._end_with_the_decoder())
         room = LlmRegistration(
             context_length=self._decoder.bundle.max_length,
             kv_cache_block_size=BLOCK_TOKENS,
@@ -68,9 +72,11 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # it has no types here
             return
         try:
             wanted = submission_of(request, context.id(), self._arguments.rule, self._decoder.bundle.max_length)
-            group = self._stepper.submit([wanted], every_round=True)
+            group = self.stepper.submit([wanted], every_round=True)
         except RequestError as error:
             raise InvalidArgument(str(error)) from error
+        except ApiError as error:  # it drains, or its decoder has died
+            raise EngineShutdown(str(error)) from error
         self._under_way[group] = context
         self._idle.clear()
         [ours] = group.requests
@@ -84,6 +90,8 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # it has no types here
                 if pieces and not ours.finished and (pieces[-1].settled or not exact):
                     yield chunk_of(pieces, self._spelling)
                     pieces = []
+            if self.stepper.error is not None:
+                raise EngineShutdown("this worker's decoder has died; another one goes on")
             ours.output()  # raises the error of a request that failed
             if self._ends and ours.finish_reason == "cancelled":
                 raise EngineShutdown("this worker ends; another one goes on")
@@ -116,8 +124,12 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # it has no types here
         for group in self._under_way:
             group.cancel()
         await self._until_idle(LINGER_SECONDS)
-        await self._stepper.close()
+        await self.stepper.close()
         self._decoder.prefixes.watcher = None
+
+    async def _end_with_the_decoder(self) -> None:
+        await self.stepper.dead.wait()
+        os.kill(os.getpid(), signal.SIGTERM)  # so that Dynamo asks it no more
 
     async def _until_idle(self, seconds: float) -> None:
         with suppress(TimeoutError):

@@ -23,6 +23,7 @@ from ..extras import install_command
 from ..flags.engine import add_engine_flags, open_decoder
 from ..flags.limits import add_limit_flags, seconds
 from ..program import Parser, exit_code
+from ..serving.stepper import BROKEN
 from .requests import card_of
 
 PROGRAM = "trt_spec.tools.dynamo.worker"
@@ -83,13 +84,14 @@ def _run(argv: Sequence[str] | None) -> int:
         for name, text in card_of(decoder.bundle, decoder.tokenizer, arguments.rule).items():
             (CARD / name).write_text(text, encoding="utf-8")
 
+        engine = DynamoEngine(decoder, CARD, arguments)
+
         async def made(_: object) -> tuple[Any, Any]:
-            engine = DynamoEngine(decoder, CARD, arguments)
             return engine, engine.worker_config()
 
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Dynamo drains, and would call our handler as well
         run(DynamoEngine, engine_factory=made)
-    return 0
+        return 0 if engine.stepper.error is None else BROKEN
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
 """A deployment on Ray Serve: replicas come and go with the load, each with a decoder and a thread that steps.
 
-python tools/examples/ray_serve.py bundle
+python tools/examples/ray_serve.py bundle [engine [device]]
 """
 
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
+from trt_spec.engines import Bundle
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.serving.stepper import Stepper
 from trt_spec.tools.serving.tickets import Submission
@@ -16,13 +18,12 @@ from trt_spec.tools.serving.tickets import Submission
 
 @serve.deployment(max_ongoing_requests=64, autoscaling_config={"min_replicas": 1, "target_ongoing_requests": 16})
 class Replica:
-    def __init__(self, bundle: str) -> None:
-        self.decoder = Decoder.open(bundle, max_batch=16, prefix_bytes=2**28)
+    async def __init__(self, bundle: str, engine: str, device: str) -> None:  # type: ignore[misc]  # Ray awaits it
+        self.decoder = Decoder.open(bundle, engine, device, max_batch=16, prefix_bytes=2**28)
         self.stepper = Stepper(self.decoder, max_waiting=64, on_end=lambda ticket: None)
+        self.stepper.start()
 
     async def complete(self, prompt: list[int], **params: Any) -> AsyncIterator[list[int]]:
-        if not self.stepper.alive:
-            self.stepper.start()
         group = self.stepper.submit([Submission(prompt, SamplingParams(**params))], every_round=True)
         try:
             ended = False
@@ -34,12 +35,14 @@ class Replica:
             group.cancel()
 
     def check_health(self) -> None:
-        assert self.stepper.alive or not self.stepper.tickets, "the thread that steps has ended"
+        assert self.stepper.alive, "the thread that steps has ended"
 
 
-def main(bundle: str) -> None:
+def main(bundle: str, engine: str = "onnxruntime", device: str = "cpu") -> None:
     serve.start(proxy_location="Disabled")  # asked by its handle alone; with FastAPI it would listen
-    handle: DeploymentHandle = serve.run(Replica.bind(bundle)).options(stream=True)  # type: ignore[attr-defined]
+    gpus = Bundle.read(Path(bundle)).target.contract.shards if device == "cuda" else 0  # all of one node
+    replica = Replica.options(ray_actor_options={"num_gpus": gpus}).bind(bundle, engine, device)  # type: ignore[attr-defined]
+    handle: DeploymentHandle = serve.run(replica).options(stream=True)
     for tokens in handle.complete.remote([1, 2, 3], max_new_tokens=32):
         print(*tokens, flush=True)
 

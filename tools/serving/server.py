@@ -20,10 +20,10 @@ from ..console import say
 from .connections import Connection, raise_file_limit
 from .delivery import first_of
 from .service import Service
+from .stepper import BROKEN
 
 log = logging.getLogger(__name__)
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-BROKEN = 70  # the exit code of a process whose decoder has died, or never came back from a step
 LINGER_SECONDS = 5  # for clients that are slow to take the end of an answer
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from math import inf
 
-from ...engines import EngineError
+from ...engines import EngineEnded, EngineError
 from ...engines.errors import first_line
 from ...runtime import Decoder, Request
 from .allowances import Allowances
@@ -24,8 +24,10 @@ log = logging.getLogger(__name__)
 MERGED_SECONDS = 0.03  # between two chunks of a stream, at least, while requests wait for a row
 PAUSE_SECONDS = 0.05  # after a failed round: one that fails at once, again and again, must not fill the log
 ENDED_BY_DEATH = "the decoder's thread has died ({reason}), the server ends; send the request to another"
+IDLE_SECONDS = 5  # after which an engine that has nothing to do is asked whether it is still there
 STUCK_SECONDS = 300  # in one step; the longest that are known, which compile a model, take two minutes
 CANCEL_SECONDS = 5  # for requests to end that were cancelled
+BROKEN = 70  # the exit code of a process whose decoder has died, or never came back from a step
 JOIN_SECONDS = 5  # that the end waits for a step, which may be stuck
 
 
@@ -260,6 +262,8 @@ class Stepper:
             self._step_began = time.perf_counter()
             try:
                 busy = self.decoder.step()
+            except EngineEnded:  # no round can run any more
+                raise
             except Exception as error:  # it has ended the requests of its round, whose owners learn of it; others go on
                 log.exception("a round failed: %s", error)
                 time.sleep(PAUSE_SECONDS)
@@ -267,7 +271,8 @@ class Stepper:
             self._step_began = None
             self._report()
             if not busy:
-                self._work.wait()
+                while not self._work.wait(IDLE_SECONDS):
+                    self.decoder.target.engine.require()
                 self._work.clear()
 
     def _report(self) -> None:

@@ -1,6 +1,7 @@
 """What the leading process tells the others, as JSON over a socket: never code, and nothing that is unpickled."""
 
 import json
+import select
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -55,6 +56,13 @@ class Line:
                 raise Closed("a shard's process has gone")
             found += some
         return bytes(found)
+
+    def require(self) -> None:
+        """Raise `Closed` if the other side has gone; it says nothing unasked."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        if poll.poll(0):
+            raise Closed("a shard's process has gone")
 
     def wait_forever(self) -> None:
         """Let `receive` wait however long nothing is said."""

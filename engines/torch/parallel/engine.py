@@ -41,6 +41,9 @@ class ShardedEngine(Engine):
         self._team.tell([STEP, run.number, _named(inputs), _named(outputs), given])
         return Step(inputs, outputs, run)
 
+    def require(self) -> None:
+        self._team.require()
+
     def capturable(self) -> bool:
         return self._own.capturable()
 

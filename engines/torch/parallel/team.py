@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...contract import Contract
-from ...errors import EngineError, first_line
+from ...errors import EngineEnded, EngineError, first_line
 from ..engine import TorchEngine
 from .commands import END, RECORD, RECORDED, RUN, Command, Packed
 from .meeting import Gathering
@@ -26,7 +26,7 @@ class Team:
         self.users = 0
         self._unsaid: deque[Command] = deque()  # no lock: memory is forgotten wherever Python collects garbage
         self._working = threading.RLock()
-        self._ended: EngineError | None = None
+        self._ended: EngineEnded | None = None
         try:
             self._others = Gathering(graph.parent.parent, devices, compiled)
         except BaseException:
@@ -60,6 +60,12 @@ class Team:
             dist.broadcast(packed.whole, 0)
             step.run()
 
+    def require(self) -> None:
+        """Raise what ended the shards, also if one has gone while there was nothing to do."""
+        with self._together():
+            for line in self._others.lines:
+                line.require()
+
     @contextmanager
     def recording(self, number: int) -> Iterator[None]:
         """Let the others record what they do until the block ends, in which nobody else may ask for anything."""
@@ -80,7 +86,7 @@ class Team:
     def end(self) -> None:
         with self._working:
             if self._ended is None:
-                self._ended = EngineError("the shards have ended; open the bundle again")
+                self._ended = EngineEnded("the shards have ended; open the bundle again")
                 self.tell([END])
                 with suppress(EngineError):  # it has gone already
                     self._send()
@@ -106,10 +112,10 @@ class Team:
                     raise
                 raise ended from error
 
-    def _give_up(self, error: BaseException) -> EngineError:
+    def _give_up(self, error: BaseException) -> EngineEnded:
         """Let all shards end, since they are no longer in step."""
         why = self._others.who_ended() or f"the shards no longer work together ({first_line(error)})"
-        self._ended = EngineError(f"{why}; open the bundle again")
+        self._ended = EngineEnded(f"{why}; open the bundle again")
         self._others.end()
         return self._ended
 

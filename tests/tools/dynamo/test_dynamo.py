@@ -23,11 +23,13 @@ from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.snapshots import EVERY
 from trt_spec.tools.dynamo.requests import seed_of
 from trt_spec.tools.dynamo.worker import parser
+from trt_spec.tools.serving.stepper import BROKEN
 from trt_spec.tools.serving.tickets import RequestGroup
 
 from ...kit.bundles import Pair
 from ...kit.hybrids import Hybrid
 from ...kit.prompts import random_prompts
+from ...kit.shards import in_shards, shards_of
 from ...runtime.scripted import encoded, says, scripted_decoder
 from ..serving.manifests import commands_of
 
@@ -236,6 +238,36 @@ def test_a_worker_that_ends_in_mid_stream_costs_no_token(
         if "stop" not in stream.settings:
             assert tuple(stream.tokens) == output.token_ids
             assert stream.logprobs == pytest.approx([one.logprob for one in output.logprobs], abs=1e-3)
+
+
+def test_a_worker_whose_shard_dies_costs_no_token_and_ends(packages: Path, demo: Pair, tmp_path: Path):
+    """Each of both has its target in two shards."""
+    for shards in (1, 2):
+        in_shards(demo.bundle, tmp_path / str(shards), shards)
+    cluster, streams = Cluster(tmp_path, packages, tmp_path / "2"), [Stream(number) for number in range(4)]
+
+    async def read_all() -> None:
+        async with httpx.AsyncClient(base_url=cluster.url, timeout=120) as client:
+            reading = [asyncio.create_task(stream.read(client)) for stream in streams]
+            while any(len(stream.tokens) <= 5 for stream in streams):
+                await asyncio.sleep(0.01)
+            [shard] = shards_of(cluster.processes[-1].pid)
+            os.kill(shard, signal.SIGKILL)
+            await asyncio.gather(*reading)
+
+    try:
+        cluster.start_frontend()
+        for name in ("first", "second"):
+            cluster.start_worker(name, "--rule", "coupled", "--engine", "torch")
+        cluster.wait_for_workers(2)
+        asyncio.run(read_all())
+        assert cluster.metric("model_migration_total") >= 1
+        assert cluster.processes[-1].wait(60) == BROKEN
+    finally:
+        cluster.kill()
+    with Decoder.open(tmp_path / "1", "torch") as decoder:
+        expected = decoder.generate([stream.prompt for stream in streams], [stream.params for stream in streams])
+    assert [stream.text for stream in streams] == [output.text for output in expected]
 
 
 @pytest.fixture(scope="module")

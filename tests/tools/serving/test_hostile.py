@@ -18,7 +18,7 @@ import httpx
 import pytest
 import trustme
 from tokenizers import Tokenizer
-from trt_spec.engines import RequestError
+from trt_spec.engines import EngineEnded, RequestError
 from trt_spec.runtime import Grammar
 from trt_spec.runtime.grammars import trials
 from trt_spec.tools.serving import completions, connections, delivery, guard, server, service, stepper
@@ -125,6 +125,27 @@ def test_while_it_ends_it_says_that_it_is_dead(llama: Pair, monkeypatch: pytest.
             assert (answer.status_code, answer.json()["status"]) == (503, "dead")
         refused = served.post("/v1/completions", LONG)
         assert refused.json()["error"]["code"] == "engine_dead"
+
+
+def ended() -> None:
+    raise EngineEnded("a shard has gone")
+
+
+def test_an_engine_that_has_ended_ends_the_server_before_another_round_fails(
+    llama: Pair, monkeypatch: pytest.MonkeyPatch
+):
+    with serving(llama) as served:
+        monkeypatch.setattr(served.decoder, "step", ended)
+        assert "the decoder's thread has died (a shard has gone)" in served.post("/v1/completions", LONG).text
+        until(lambda: served.service.stepper.state == "dead")
+
+
+def test_an_engine_that_ends_while_there_is_nothing_to_do_ends_the_server(llama: Pair, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stepper, "IDLE_SECONDS", 0.01)
+    with serving(llama) as served:
+        assert served.post("/v1/completions", LONG | {"max_tokens": 1}).status_code == 200
+        monkeypatch.setattr(served.decoder.target.engine, "require", ended)
+        until(lambda: served.service.stepper.state == "dead")
 
 
 def test_the_process_of_a_dead_decoder_ends_with_a_code_of_its_own(
