@@ -89,3 +89,11 @@ def test_what_cannot_run_shards_says_so(folder: Path, engine: str, devices: list
 def test_devices_are_as_many_as_shards_also_for_one(folder: Path) -> None:
     with pytest.raises(RequestError, match=r"2 devices are given, the target of bundle .* is in 1 shards"):
         Decoder.open(folder / "1", "torch", devices=["cpu", "cpu"])
+
+
+def test_a_second_bundle_in_shards_is_refused_while_the_first_is_open(sharded: Decoder, folder: Path) -> None:
+    """The processes of one group compute together, and a process is in one."""
+    other = next(shards for shards in SHARDS if shards != len(sharded.target.engine._team._others.lines) + 1)
+    with pytest.raises(EngineError, match="this process is in a group of torch"):
+        opened(folder, other)
+    sharded.generate(PROMPTS[:1], GREEDY)
