@@ -37,6 +37,7 @@ from .writing.graph import WIDE, build_graph, write_adapted, write_fused, write_
 from .writing.images import image_settings, write_image_settings
 from .writing.quiet import quiet_libraries
 from .writing.report import ExportReport, ModelReport
+from .writing.seeing_drafts import SeeingTarget, embedding_size
 from .writing.vision import config_of_whole, contract_with_images, export_vision
 
 MADE_BY = ("trt-spec", "torch", "transformers", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu")
@@ -206,6 +207,7 @@ class _Export:
     adapter_rank: int = 1  # each of so many columns
     shards: int = 1  # of the target
     exact_sums: bool = False  # between them
+    seeing: SeeingTarget | None = None
     whole: tuple[list[int], Tensor] | None = None  # the text, and what the target says of it before it is split
     models: list[ModelReport] = field(default_factory=list)
     heads: dict[str, LoadedHead] = field(default_factory=dict)  # that are joined to the target, by kind
@@ -232,6 +234,10 @@ class _Export:
         kept = kept_matrices(checkpoint)
         model = load_model(checkpoint, contract.dtype, contract.vocab_size)
         parameters = sum(parameter.numel() for parameter in model.parameters())
+        if contract.image_size:
+            self.seeing = SeeingTarget(checkpoint, contract, embedding_size(model))
+        elif self.seeing is not None and kind == DRAFT:
+            contract = self.seeing.draft(checkpoint, contract, embedding_size(model))
         joining = self.joining if kind == TARGET else Joining()
         joined = joining.join_to(model, contract, self.running, self.progress)
         self.heads |= joined.heads

@@ -58,8 +58,11 @@ def _disagreements(held: Contents) -> Iterator[str]:
         if [tuple(model.contract.of_kind(SOURCE))] != (fed or [()]):
             yield f"{len(fed)} encoders feed the {name}, whose states of a source they do not give"
     made = 0 if held.vision is None else held.vision.contract.size
-    if held.target.contract.image_size != made:
+    if held.target.contract.image_size < made:
         yield f"entries of images have {made} numbers, the target reads {held.target.contract.image_size}"
+    for name, model in held.models.items():
+        if model.contract.image_size > made:
+            yield f"entries of images have {made} numbers, the {name} reads {model.contract.image_size}"
 
 
 def _needed(held: Contents) -> Iterator[str]:

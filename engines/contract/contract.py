@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ..errors import ContractError
 from .adapters import Adapters
 from .interface import Interface, TensorSpec
-from .states import CALL, DTYPE_BYTES, EIGHT_BITS, IMAGE, ROW, SOURCE, STATE_KINDS, TOKEN, WINDOW, Dim, State
+from .states import CALL, DTYPE_BYTES, EIGHT_BITS, IMAGE, IMAGES, ROW, SOURCE, STATE_KINDS, TOKEN, WINDOW, Dim, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -153,6 +153,10 @@ class Contract(Interface):
     def with_blocks(self) -> "Contract":
         """Return the contract of an engine that runs this graph over a cache in blocks."""
         return replace(self, capabilities=(*self.capabilities, BLOCKS))
+
+    def with_images(self, size: int) -> "Contract":
+        """Return the contract of this graph if it reads entries of images of so many numbers among its tokens."""
+        return replace(self, states=(*self.states, State(IMAGES, (size,), self.dtype, IMAGE)))
 
     def in_dtype(self, dtype: str) -> "Contract":
         """Return the contract of this graph in another dtype; states that had a dtype of their own keep it."""

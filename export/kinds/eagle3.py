@@ -86,6 +86,8 @@ class Encoder(nn.Module):
 
 
 class Eagle3(SlotHead):
+    reads_embeddings = True
+
     def __init__(self, config: Any, parts: Parts, wiring: Wiring) -> None:
         super().__init__(config)
         self.parts, self.wiring, self.mask_token = parts, wiring, parts.mask_token

@@ -31,6 +31,8 @@ Wire = Callable[[], Features]
 class Head(PreTrainedModel, ABC):  # type: ignore[misc]
     """A head in torch, over the target's vocabulary."""
 
+    reads_embeddings: ClassVar[bool] = False  # those of the text's tokens, and so of images in it
+
     @property
     @abstractmethod
     def measured_places(self) -> int:
@@ -119,6 +121,9 @@ class HeadKind(ABC):
         chosen = max(readings, key=lambda way: sum(readings[way]))
         features = ways[chosen]()
         own, notes = head.contract(name, contract), self.notes(name, readings, chosen)
+        size = target.config.hidden_size
+        if contract.image_size and head.reads_embeddings and head.config.hidden_size == size:
+            own = own.with_images(size)
         return LoadedHead(checkpoint.label, head, features, own, notes, readings)
 
     def notes(self, name: str, readings: Mapping[str, list[float]], chosen: str) -> list[str]:

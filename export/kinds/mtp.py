@@ -49,6 +49,8 @@ PLAIN, NORMED = "reads its own states before its norm", "reads its own states af
 class Mtp(SlotHead):
     """One such layer, which proposes every token of a round: after the first it reads its own hidden states."""
 
+    reads_embeddings = True
+
     def __init__(self, config: Any, classes: LayerClasses) -> None:
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...engines import AXES, IMAGE, IMAGES, WHOLE_IMAGES, Contract, State, TensorSpec, VisionContract
+from ...engines import AXES, WHOLE_IMAGES, Contract, TensorSpec, VisionContract
 from .idefics3 import Idefics3
 from .llava import Llava
 from .pixtral import Pixtral
@@ -93,9 +93,8 @@ FAMILIES: Mapping[str, Family] = {  # by the type in config.json
 def seeing_contract(kind: str, config: Any, text: Contract) -> Contract:
     """Return the contract of a text model that reads entries of images beside its tokens."""
     added = len(getattr(config.vision_config, "deepstack_visual_indexes", ()))
-    images = State(IMAGES, ((1 + added) * config.get_text_config().hidden_size,), text.dtype, IMAGE)
-    capabilities = (*text.capabilities, *FAMILIES[kind].capabilities)
-    return replace(text, states=(*text.states, images), capabilities=capabilities)
+    seeing = text.with_images((1 + added) * config.get_text_config().hidden_size)
+    return replace(seeing, capabilities=(*text.capabilities, *FAMILIES[kind].capabilities))
 
 
 def vision_contract(kind: str, config: Any, text: Contract) -> VisionContract:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...engines import AXES, IMAGES, WHOLE_IMAGES, Contract
 from ..tracing.cache import BothWays, Places, ScatterCache
-from ..tracing.modules import TracedModel
+from ..tracing.modules import TracedHead, TracedModel
 from ..tracing.repeating import depth_of, layers_of
 from ..tracing.swapping import swapped
 
@@ -41,6 +41,28 @@ class TracedSeeing(TracedModel):
             return self.said(input_ids, logit_rows, cache)
 
 
+class TracedSeeingHead(TracedHead):
+    """A head among whose tokens may be entries of images; `past_images` comes after its other states."""
+
+    def __init__(self, head: Any, vocab_size: int) -> None:
+        super().__init__(head)
+        self.vocab_size = vocab_size
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        start: Tensor,
+        depths: Tensor,
+        ancestors: Tensor,
+        logit_rows: Tensor,
+        past_hidden: Tensor,
+        *past: Tensor,
+    ) -> tuple[Tensor, ...]:
+        *own, images = past
+        with entries_among_tokens(self.head, images, self.vocab_size):
+            return super().forward(input_ids, start, depths, ancestors, logit_rows, past_hidden, *own)
+
+
 @contextmanager
 def entries_among_tokens(model: Any, images: Tensor, vocab_size: int) -> Iterator[None]:
     """Give each id from `vocab_size` on the entry that it names [entries, size], until the block ends.
@@ -59,9 +81,10 @@ def entries_among_tokens(model: Any, images: Tensor, vocab_size: int) -> Iterato
         later[:] = [torch.where(seen[:, :, None], other, 0.0) for other in others]
         return torch.where(seen[:, :, None], first, said)
 
+    added = images.shape[1] // size - 1
     hooks = [
         layer.register_forward_hook(lambda _, __, hidden, place=place: hidden + later[place])
-        for place, layer in zip(range(images.shape[1] // size - 1), layers_of(model, depth_of(model)), strict=False)
+        for place, layer in enumerate(layers_of(model, depth_of(model))[:added] if added else ())
     ]
     try:
         with swapped(table, forward=look_up):

@@ -26,7 +26,7 @@ from ..passes.scale_scores import scale_scores
 from ..passes.share_table import share_table
 from ..passes.simplify import simplify
 from ..passes.stack_heads import stack_heads
-from ..seeing.traced import TracedSeeing
+from ..seeing.traced import TracedSeeing, TracedSeeingHead
 from ..sources.traced import TracedWithSource
 from ..sources.with_source import WithSource
 from ..special import ready_to_trace
@@ -95,7 +95,7 @@ def _traced(model: Any, contract: AnyContract, positions: int, features: Mapping
     if not isinstance(contract, Contract):  # an encoder
         return model
     if contract.of_kind(CALL):
-        return model.traced()
+        return TracedSeeingHead(model, contract.vocab_size) if contract.image_size else model.traced()
     names = [one.name for one in contract.states]
     if isinstance(model, WithSource):
         return TracedWithSource(model, positions, names, contract.capabilities)

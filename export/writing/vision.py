@@ -19,10 +19,15 @@ from .graph import build_graph, write_graph
 from .report import VisionReport
 
 
-def config_of_whole(checkpoint: Checkpoint) -> Any:
-    """Return the configuration of a checkpoint that sees; refuse one that does not, or not in a known way."""
+def whole_config(checkpoint: Checkpoint) -> Any:
+    """Return the configuration of a checkpoint with all that it reads."""
     from transformers import AutoConfig
 
+    return AutoConfig.from_pretrained(checkpoint.path, local_files_only=True, trust_remote_code=False)
+
+
+def config_of_whole(checkpoint: Checkpoint) -> Any:
+    """Return the configuration of a checkpoint that sees; refuse one that does not, or not in a known way."""
     if checkpoint.reads_more not in FAMILIES:
         kind = checkpoint.reads_more or checkpoint.architecture
         raise ExportError(
@@ -34,7 +39,7 @@ def config_of_whole(checkpoint: Checkpoint) -> Any:
         raise ExportError(
             f"checkpoint {checkpoint.name} is {how}, and its images cannot be exported; take the one it was made of"
         )
-    config = AutoConfig.from_pretrained(checkpoint.path, local_files_only=True, trust_remote_code=False)
+    config = whole_config(checkpoint)
     known = FAMILIES[str(checkpoint.reads_more)].eyes
     if known and config.vision_config.model_type not in known:
         raise ExportError(

@@ -1,6 +1,7 @@
 """The images of a model's rows: what calls over them are given, and which images are still to be seen."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
@@ -21,10 +22,20 @@ class ImageRows:
     """Holds entries of images for rows whose prompts are being read. Rounds need none of them, only positions."""
 
     def __init__(self, contract: Contract, device: str, max_rows: int) -> None:
-        self._vocab_size, self._device = contract.vocab_size, device
-        self._axes, self._whole = AXES in contract.capabilities, WHOLE_IMAGES in contract.capabilities
+        self._device = device
         self._rows: list[_Seated | None] = [None] * max_rows
         self._shift = torch.zeros(max_rows, dtype=torch.int64, device=device)  # stays in place, for recorded rounds
+        self._read_by(contract)
+
+    def _read_by(self, contract: Contract) -> None:
+        self._vocab_size, self._size = contract.vocab_size, contract.image_size
+        self._axes, self._whole = AXES in contract.capabilities, WHOLE_IMAGES in contract.capabilities
+
+    def for_draft(self, contract: Contract) -> "ImageRows":
+        """Return the same images of the same rows for a draft that sees them, too."""
+        found = copy(self)
+        found._read_by(contract)
+        return found
 
     # Rows.
 
@@ -41,8 +52,13 @@ class ImageRows:
         self._note(one, theirs)
         self._note(other, ours)
 
+    def end(self, row: int) -> int:
+        """Return the place after the last image of a row; 0 if it has no entries."""
+        seated = self._rows[row]
+        return seated.sight.places[-1] + 1 if seated is not None and seated.entries else 0
+
     def let_go(self, row: int) -> None:
-        """Let go of the entries of a row whose prompt was read."""
+        """Let go of the entries of a row, whose images were read."""
         if (seated := self._rows[row]) is not None:
             seated.entries.clear()
 
@@ -118,7 +134,7 @@ class ImageRows:
             begin, last = sight.before(start), sight.before(end)
             places = torch.tensor(sight.places[begin:last], dtype=torch.int64, device=ids.device) - start
             ids[row, places] = self._vocab_size + sum(map(len, found)) + torch.arange(last - begin, device=ids.device)
-            found += [seated.entries[number][part] for number, part in sight.pieces(begin, last)]
+            found += [seated.entries[number][part, : self._size] for number, part in sight.pieces(begin, last)]
             if self._axes:
                 own = sight.offsets[:, start:end]
                 given["offsets"][row] = sight.shift  # of tokens after the prompt

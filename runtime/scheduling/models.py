@@ -4,7 +4,7 @@ from functools import partial
 
 from tokenizers import Tokenizer
 
-from ...engines import BLOCK_TOKENS, Bundle, Engine
+from ...engines import BLOCK_TOKENS, Bundle, Contract, Engine
 from ..drafters import ForeignDraft
 from ..memory.adapter_pool import AdapterPool, rooms_of
 from ..memory.budget import SPREAD, tokens_in
@@ -57,6 +57,7 @@ class Models:
                 features=Features(target.cache, bundle.features(name)) if name in bundle.heads else None,
                 masks=bundle.models[name].masks,
                 longest_source=source,
+                images=self._images_of(engine.contract),
             )
             for name, engine, source in zip(bundle.names[1:], own[1:], longest[1:], strict=True)
         )
@@ -72,6 +73,9 @@ class Models:
         self.eyes: Eyes | None = None
         if eyes is not None and self.images is not None and bundle.vision is not None:
             self.eyes = Eyes(eyes, bundle.vision.contract, self.images, (prefix_bytes or 0) // OF_IMAGES)
+
+    def _images_of(self, draft: Contract) -> ImageRows | None:
+        return self.images.for_draft(draft) if self.images is not None and draft.image_size else None
 
     def _with_own_tokens(self, bundle: Bundle, engine: Engine, max_rows: int) -> Model:
         """Make the model of a draft that has tokens of its own, and so a cache of another length."""

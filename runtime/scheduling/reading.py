@@ -96,6 +96,7 @@ class Reading:
         keeping = [one for one in whole if one.beaming or one.request.params.keeps_its_draft]
         lacking = self._lacking(keeping)
         self._hear(keeping, _drafts_of(lacking))
+        self._show(keeping, lacking)
         left = self._prefill.catch_up(lacking, draft_budget)
         for occupant in whole:
             own = lacking.get(occupant.row, {})
@@ -109,6 +110,7 @@ class Reading:
                         draft, occupant.row, self._rows.tokens[occupant.row, : occupant.request.length]
                     )
                 seating.go_searching(occupant)
+        self._let_images_go(whole)
         return fed + seen or budget, draft_budget - left
 
     def _heard(self, occupant: Occupant) -> bool:
@@ -157,10 +159,32 @@ class Reading:
         """
         lacking = self._lacking(live, window)
         self._hear(live, _drafts_of(lacking))  # in all rows, since a draft's steps run in all of them
+        self._show(live, lacking)
         kept = {one.row: lacking.pop(one.row) for one in live if one.request.params.keeps_its_draft}
         for some, budget in ((kept, maxsize), (lacking, DRAFT_BUDGET)):
             if some:
                 self._prefill.catch_up(some, budget)
+        self._let_images_go(live)
+
+    def _show(self, occupants: Sequence[Occupant], lacking: Mapping[int, Mapping[Model, int]]) -> None:
+        """Let drafts that see have the images in what they lack. Nearly always the target has left these in the row."""
+        if self._eyes is None:
+            return
+        for draft in (one for one in _drafts_of(lacking) if one.images is not None):
+            read = draft.cache.entries
+            late = [one for one in occupants if read[one.row] < lacking.get(one.row, {}).get(draft, 0)]
+            while self._eyes.see({one.row: (one.request.cache_salt, read[one.row]) for one in late}):
+                pass
+
+    def _let_images_go(self, occupants: Sequence[Occupant]) -> None:
+        """Let go of the images of prompts that all have read who see and may propose next; others see them again."""
+        if (images := self._target.images) is None:
+            return
+        for occupant in occupants:
+            if end := images.end(occupant.row):
+                drafts = self._windows.of(occupant.chooser.wanted)
+                if all(one.images is None or one.cache.entries[occupant.row] + LEAST_WINDOW > end for one in drafts):
+                    images.let_go(occupant.row)
 
     def _lacking(self, occupants: Sequence[Occupant], window: int = LEAST_WINDOW) -> dict[int, dict[Model, int]]:
         """Return by row how many entries each draft that may run next needs, without those that it reads first."""

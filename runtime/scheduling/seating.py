@@ -44,6 +44,7 @@ class Seating:
         self._rows, self._models, self._target = rows, models, models[0]
         self._drafters, self._rules = list(drafters), rules
         self._adapters, self._images = models[0].adapters, models[0].images
+        self._seeing = [model for model in models if model.images is not None]
         self._budget = Budget(models)
         self._changed = changed
         self._submitted: WeakSet[Request] = WeakSet()
@@ -156,8 +157,6 @@ class Seating:
             for model in self._models:
                 model.cache.swap(occupant.row, row)
             occupant.row, other.row = row, occupant.row
-        if self._images is not None:
-            self._images.let_go(row)
         self.prefilling.remove(occupant)
         occupant.request.state = State.LIVE
         self.live.append(occupant)
@@ -165,8 +164,6 @@ class Seating:
 
     def go_searching(self, occupant: Occupant) -> None:
         """Let a request with beams take rounds of its own, in the row that it has."""
-        if self._images is not None:
-            self._images.let_go(occupant.row)
         self.prefilling.remove(occupant)
         self.searching.append(occupant)
         occupant.request.state = State.LIVE
@@ -257,8 +254,9 @@ class Seating:
         most = max(0, len(tokens) - NARROWEST) // BLOCK_TOKENS
         for model in self._alike:
             self.prefixes.reuse(model.cache, row, occupant.keys[:most])
-        if self._images is not None:  # one that was found in part is read again
-            self._target.cache.entries[row] = self._images.begun(row, self._target.cache.entries[row])
+        for model in self._seeing:  # an image that was found in part is read again
+            assert model.images is not None
+            model.cache.entries[row] = model.images.begun(row, model.cache.entries[row])
         request.cached_tokens = min(len(request.prompt), self._target.cache.entries[row])
         self.prefixes.asked_tokens += len(request.prompt)
         self.prefixes.found_tokens += request.cached_tokens

@@ -42,7 +42,7 @@ def eagle3_head(
     **fields: Any,
 ) -> Path:
     """Write a head of random weights for the Llama checkpoint `target`."""
-    theirs = AutoConfig.from_pretrained(target)
+    theirs = AutoConfig.from_pretrained(target).get_text_config()
     own = fields_of_layers(theirs)
     own |= {"num_hidden_layers": layers, "model_type": kind}
     config = AutoConfig.for_model(**own)
@@ -106,7 +106,7 @@ def parallel_heads(
     **fields: Any,
 ) -> Path:
     """Write Medusa or blockwise heads of random weights for the Llama checkpoint `target`."""
-    theirs = AutoConfig.from_pretrained(target)
+    theirs = AutoConfig.from_pretrained(target).get_text_config()
     size, generator = theirs.hidden_size, torch.Generator().manual_seed(seed)
 
     def random(*shape: int) -> torch.Tensor:
@@ -168,7 +168,7 @@ def mtp_head(
     **fields: Any,
 ) -> Path:
     """Write a layer of multi-token prediction of random weights for the Llama checkpoint `target`."""
-    theirs = AutoConfig.from_pretrained(target)
+    theirs = AutoConfig.from_pretrained(target).get_text_config()
     own = fields_of_layers(theirs)
     own |= {"num_hidden_layers": theirs.num_hidden_layers, "model_type": kind}
     names = {"enorm": "token_layernorm", "hnorm": "hidden_layernorm", "eh_proj": "input_proj"}
@@ -266,7 +266,7 @@ def dflash_head(
     **fields: Any,
 ) -> Path:
     """Write a DFlash head of random weights for the Llama checkpoint `target`, or a DSpark head."""
-    theirs = AutoConfig.from_pretrained(target)
+    theirs = AutoConfig.from_pretrained(target).get_text_config()
     own = fields_of_layers(theirs)
     own |= {"num_hidden_layers": layers, "model_type": "qwen3"}
     vocab = theirs.vocab_size
