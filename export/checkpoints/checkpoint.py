@@ -19,10 +19,11 @@ from ..sources.with_source import WithSource
 from ..special import mend
 from .finding import GGUF, SMALL_FILES, download, gguf_file, read_config
 from .gguf_files import UNQUANTISED, forget, main_type, parsed_once
-from .lora import merged, require_adapter
+from .lora import merged, names_whole, require_adapter
 from .reading import read_object
 from .unknown_tokens import add_unknown_tokens
 from .weight_files import require_weights, weight_files
+from .whole import load_whole, take_text
 
 OF_CACHES = (".k_scale", ".v_scale")  # what others read who keep keys and values in eight bits
 NOT_EAGER = ("falcon",)  # whose eager attention adds the biases of ALiBi twice
@@ -239,7 +240,10 @@ def load_model(checkpoint: Checkpoint, dtype: str, vocab_size: int = 0) -> Any:
             )
     mend(model)
     if checkpoint.lora is not None:
-        model = merged(model, checkpoint.lora)
+        if checkpoint.reads_more and names_whole(checkpoint.lora):
+            take_text(model, load_whole(checkpoint, dtype))
+        else:
+            model = merged(model, checkpoint.lora)
     if source is not None:
         model = WithSource(model)
     if vocab_size > checkpoint.shape.vocab_size:

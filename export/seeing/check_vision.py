@@ -20,7 +20,7 @@ from ...engines import (
     make_step,
     open_engine,
 )
-from ..checking.check import Errors, in_float32
+from ..checking.check import Errors, in_float32, unrounded
 from .families import FAMILIES
 from .tower import Given
 
@@ -90,7 +90,7 @@ def check_vision(graph: Path, contract: VisionContract, seen: Seen, quantised: b
 def check_seeing(graph: Path, contract: Contract, seen: Seen) -> dict[str, Any]:
     """Refuse a target's graph that says other things of a prompt with an image than its whole checkpoint."""
     errors = Errors(float(seen.logits.std()))
-    with in_float32(graph, contract) as (graph, contract):
+    with in_float32(graph, contract) as (graph, contract), unrounded(graph, contract) as (graph, contract):
         engine = open_engine("onnxruntime", graph, contract)
         try:
             found = _read(engine, seen)

@@ -5,8 +5,8 @@ from typing import Any
 
 from ...engines import Contract
 from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.whole import whole_config
 from ..seeing.families import seeing_contract
-from .vision import whole_config
 
 
 @dataclass(frozen=True)

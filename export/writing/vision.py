@@ -6,24 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ...engines import Contract, ExportError, VisionEntry
 from ...engines.bundle import FUSED, GRAPH, TARGET, VISION, WEIGHTS
-from ...engines.errors import first_line
 from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.whole import load_whole, whole_config
 from ..passes.quantise import Quantisation
 from ..seeing.check_vision import check_seeing, check_vision, seen_by
 from ..seeing.families import FAMILIES, seeing_contract, vision_contract
 from .graph import build_graph, write_graph
 from .report import VisionReport
-
-
-def whole_config(checkpoint: Checkpoint) -> Any:
-    """Return the configuration of a checkpoint with all that it reads."""
-    from transformers import AutoConfig
-
-    return AutoConfig.from_pretrained(checkpoint.path, local_files_only=True, trust_remote_code=False)
 
 
 def config_of_whole(checkpoint: Checkpoint) -> Any:
@@ -33,11 +24,6 @@ def config_of_whole(checkpoint: Checkpoint) -> Any:
         raise ExportError(
             f"checkpoint {checkpoint.name} has the model type {kind!r}, whose images cannot be exported; those of "
             f"{', '.join(FAMILIES)} can: leave out --images"
-        )
-    if checkpoint.quantised is not None or checkpoint.lora is not None:
-        how = "quantised" if checkpoint.lora is None else "changed by an adapter"
-        raise ExportError(
-            f"checkpoint {checkpoint.name} is {how}, and its images cannot be exported; take the one it was made of"
         )
     config = whole_config(checkpoint)
     known = FAMILIES[str(checkpoint.reads_more)].eyes
@@ -52,10 +38,10 @@ def config_of_whole(checkpoint: Checkpoint) -> Any:
 def contract_with_images(checkpoint: Checkpoint, contract: Contract) -> Contract:
     """Return the contract of a target that reads entries of images, too."""
     config = config_of_whole(checkpoint)
-    if contract.recurrent or contract.rounded_to:
+    if contract.recurrent:
         raise ExportError(
-            f"checkpoint {checkpoint.name} keeps recurrent states or a cache in {contract.rounded_to or 'them'}, with "
-            "which images cannot be exported yet; leave out --images or --cache"
+            f"checkpoint {checkpoint.name} keeps recurrent states, with which images cannot be exported yet; leave out "
+            "--images"
         )
     return seeing_contract(str(checkpoint.reads_more), config, contract)
 
@@ -96,21 +82,3 @@ def export_vision(
     entry = VisionEntry(checkpoint.label, parameters, made, weights.kind, found)
     size = (folder / VISION / WEIGHTS).stat().st_size
     return VisionReport(entry, nodes, size, time.perf_counter() - begun)
-
-
-def load_whole(checkpoint: Checkpoint, dtype: str) -> Any:
-    """Load a checkpoint with all that it reads, its weights in `dtype`, with transformers' own attention."""
-    from transformers import AutoModelForImageTextToText
-
-    try:
-        model = AutoModelForImageTextToText.from_pretrained(
-            checkpoint.path,
-            dtype=getattr(torch, dtype),
-            attn_implementation="eager",
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-        )
-    except Exception as error:  # safetensors, transformers and torch each have their own
-        raise ExportError(f"the weights of checkpoint {checkpoint.name} cannot be read: {first_line(error)}") from error
-    return model.eval()

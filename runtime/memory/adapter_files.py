@@ -17,6 +17,7 @@ from ...engines import Adapters, Product, RequestError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+OF_WHOLE = re.compile(r"\b(language_model|text_model)\.")  # what the text model is called in a whole that reads more
 # What an adapter may have beside two narrow matrices, and what that means here.
 REFUSED = {
     "use_dora": "scales the weights by direction (DoRA)",
@@ -65,9 +66,13 @@ def read_adapter(folder: Path, room: Adapters, dtype: torch.dtype = torch.float3
 
 
 def _product(folder: Path, name: str, room: Adapters) -> Product:
-    """Return the product of a module; the decoder of an encoder–decoder is a part of what the bundle names."""
+    """Return the product of a module; the decoder of an encoder–decoder is a part of what the bundle names.
+
+    A text model that sees was a part of what the adapter names.
+    """
+    own = OF_WHOLE.sub("", name)
     for one in room.products:
-        if one.name == name or one.name.endswith(f".{name}"):
+        if one.name == own or one.name.endswith(f".{own}"):
             return one
     kinds = ", ".join(dict.fromkeys(one.name.rpartition(".")[2] for one in room.products)) or "no layer"
     raise RequestError(f"adapter {folder} adapts {name}, which this bundle has no room beside; it has for {kinds}")

@@ -353,7 +353,7 @@ def quantise(kind: Kind, checkpoint: Path) -> dict[str, Tensor]:
     stored, meant = {}, {}
     for name, weight in plain.items():
         experts = name.endswith(("gate_up_proj", "down_proj"))
-        if experts if kind.family == "gpt_oss" else "_proj.weight" in name:
+        if experts if kind.family == "gpt_oss" else "_proj.weight" in name and "vis" not in name:  # no vision tower
             parts, meant[name] = kind.pack(weight)
             base = name if kind.family == "gpt_oss" else name.removesuffix(".weight")
             stored |= {base + ending: part.contiguous().clone() for ending, part in parts.items()}

@@ -144,6 +144,4 @@ def test_what_cannot_see_is_refused_by_name_before_any_weight_is_read(
     (pixtral / "config.json").write_text(json.dumps(config))
     with pytest.raises(ExportError, match=r"sees by a vision tower of the type 'pixtral', expected clip_vision_model"):
         export_bundle(pixtral, tmp_path / "bundle", images=True)
-    with pytest.raises(ExportError, match=r"a cache in int8, with which images cannot be exported yet"):
-        export_bundle(one.path, tmp_path / "bundle", images=True, cache="int8")
     assert not (tmp_path / "bundle").exists()
