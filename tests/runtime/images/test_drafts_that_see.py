@@ -20,7 +20,7 @@ from ...kit.models import tiny_llama
 from ...kit.seeing_models import TOKENS, Seeing
 
 LATER = pytest.mark.exhaustive
-KINDS = ["llava", "gemma3", "qwen3_vl", *(pytest.param(kind, marks=LATER) for kind in ("qwen2_5_vl", "mistral3"))]
+KINDS = ["llava", *(pytest.param(kind, marks=LATER) for kind in ("gemma3", "qwen3_vl", "qwen2_5_vl", "mistral3"))]
 SAMPLED = SamplingParams(max_new_tokens=60, temperature=1.0, rule="coupled", seed=3, ignore_eos=True)
 ALL_KEPT = 1 << 24  # bytes of prefixes
 
