@@ -31,6 +31,8 @@ class Pixtral:
         if self.crop is not None:
             image = cropped(image, *self.crop)
         rows, columns = image.height // self.patch, image.width // self.patch
+        if not rows * columns:
+            raise ValueError(f"it is smaller than a patch, which has {self.patch} x {self.patch}")
         tokens = ((self.image_token,) * columns + (self.row_end,)) * rows
         count = rows * columns
         return Picture({"pixels": self.scaling.numbers(image)[None]}, (*tokens[:-1], self.end), (1, 1, count))

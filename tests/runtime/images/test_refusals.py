@@ -85,6 +85,7 @@ def test_an_image_that_is_too_narrow_to_be_read_is_refused(name: str, size: tupl
     [
         ("llava", {"square": True}, (90_000, 2), "would be read at 90,000 x 90,000, expected 1 to 64,000,000 pixels"),
         ("qwen2_5_vl", {"bounds": None}, (33, 31), "33 x 31 pixels cannot be read as this model reads images"),
+        ("mistral3", {"most": None}, (90, 5), "90 x 5 pixels cannot be read as this model reads images (it is smaller"),
     ],
 )
 def test_an_image_is_refused_before_memory_is_taken_for_what_settings_make_of_it(
