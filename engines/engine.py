@@ -55,6 +55,10 @@ class Engine:
         """Make a step on these contiguous tensors, all that the contract lists; prefixes of a cache may be strided."""
         raise NotImplementedError
 
+    def picking(self, vocab_size: int) -> "Engine":
+        """Return this engine for steps of whose logits the best of the first so many tokens alone need be right."""
+        return self
+
     def prefill_widths(self, tokens: int) -> list[int]:
         """Return the widths of the steps in which it best reads this many tokens of a prompt."""
         return chunks(tokens, PREFILL_WIDTH)

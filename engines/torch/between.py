@@ -39,3 +39,15 @@ def _declare(name: str, schema: str, shape: Callable[..., Tensor], run: Callable
 
 sum_shards = _declare("sum_shards", "(Tensor x) -> Tensor", torch.empty_like, _sum)
 gather_shards = _declare("gather_shards", "(Tensor x, int shards) -> Tensor", _side_by_side, _gather)
+
+
+def best_of_shards(x: Tensor, shards: int, rank: int, vocab_size: int, size: int) -> Tensor:
+    """Return logits of so large a size, of which the best token of each shard is there, and all others are -inf.
+
+    Whoever picks the best of them picks that of all, ties too. Each shard sends two numbers for a token.
+    """
+    begin = rank * x.shape[-1]
+    best, place = x[..., : vocab_size - begin].max(-1, keepdim=True)  # NaN is the largest
+    found = gather_shards(torch.cat([best.double(), (place + begin).double()], -1), shards)
+    ids = found[..., 1::2].long().clamp(0, size - 1)  # only the first shard has them
+    return x.new_full((*x.shape[:-1], size), -torch.inf).scatter(-1, ids, found[..., ::2].to(x.dtype))

@@ -1,6 +1,7 @@
 """Runs the bundle's graph as torch ops on any torch device, converted for each shape of a call, eager or compiled."""
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import cache, lru_cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +20,7 @@ from .fusing import PLACE, Rewriting, fuse, kept, reads_live
 from .kept_code import KeptCode
 from .kernels import FEW_ROWS, composed
 from .kernels.attention import most_bytes
-from .onnx_graph import read_graph
+from .onnx_graph import Node, read_graph
 from .refusals import refuse_copied_cache, refuse_unknown
 
 Sizes = tuple[tuple[str, int], ...]  # the size of each symbol of the contract
@@ -141,6 +142,14 @@ class TorchEngine(Engine):
             return 0
         size = max(state.shape[-1] for state in self.contract.of_kind(TOKEN))
         return most_bytes(rows, self.contract.heads, capacity, size)
+
+    def over(self, change: Callable[[Sequence[Node]], list[Node]]) -> "TorchEngine":
+        """Return an engine over the same constants, whose nodes are others."""
+        other = copy(self)
+        other._nodes, other._nodes_of_few = change(self._nodes), change(self._nodes_of_few)
+        other._module = lru_cache(KEPT_SHAPES)(other._convert)
+        other._compiled_step = lru_cache(KEPT_SHAPES)(other._compile)
+        return other
 
     def capturable(self) -> bool:
         return torch.device(self.device).type == "cuda"

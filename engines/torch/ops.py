@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..onnx_types import dtype_of
 from .attending import attention
-from .between import gather_shards, sum_shards
+from .between import best_of_shards, gather_shards, sum_shards
 from .kernels import FUSED_OPS
 from .kernels.entries import put, turned
 
@@ -295,6 +295,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "Where": torch.where,
     "trt_spec::AllGather": gather_shards,
     "trt_spec::AllReduce": sum_shards,
+    "trt_spec::BestOfShards": best_of_shards,
     "trt_spec::BiasedProduct": lambda x, matrix, bias: F.linear(x, matrix.t(), bias),
     "trt_spec::CastInto": _cast_into,
     "trt_spec::ProductInto": _product_into,

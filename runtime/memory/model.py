@@ -108,13 +108,16 @@ class Model:
         logit_rows: Tensor | None = None,
         hidden: Tensor | None = None,
         absorbs: Absorbs = NO_MORE,
+        best_alone: bool = False,
     ) -> Step:
         """Make a step that reads tokens, of which the last ones give logits, or `logit_rows` [B, R].
 
         A head reads its target's features of the tokens before, or the `hidden` states [B, S, size] that are given.
+        Of the logits the best alone need be right if nobody reads others.
         """
         input_ids, first_row, ancestry = tokens.ids, tokens.first_row, tokens.ancestry
         (batch, width), rows = input_ids.shape, logits.shape[1]
+        engine = self.engine.picking(self.vocab_size) if best_alone else self.engine
         shape = batch, width, rows
         if logit_rows is None and shape not in self._last_rows:
             self._last_rows[shape] = last_rows(*shape, self.engine.device)
@@ -140,13 +143,13 @@ class Model:
         if self.cache.recurrence is not None:
             inputs["pending"] = torch.zeros(batch, absorbs.since, dtype=torch.int64, device=self.engine.device)
             given = {"logits": logits} | self._anew(batch)
-            step = make_step(self.engine, cache, inputs, given, advances=not absorbs.goes_on)
+            step = make_step(engine, cache, inputs, given, advances=not absorbs.goes_on)
             return absorbs.over(self.cache.recurrence, step, first_row)
         if self._features is None:
-            return make_step(self.engine, cache, inputs, {"logits": logits})
+            return make_step(engine, cache, inputs, {"logits": logits})
         if hidden is not None:
-            return make_step(self.engine, cache, inputs | {"past_hidden": hidden}, {"logits": logits})
-        step = make_step(self.engine, cache, inputs, {"logits": logits})
+            return make_step(engine, cache, inputs | {"past_hidden": hidden}, {"logits": logits})
+        step = make_step(engine, cache, inputs, {"logits": logits})
         return preceded(self._features.into(step.inputs["past_hidden"], first_row, tokens.start), step)
 
     def take_part(self, able: Sequence[bool]) -> None:

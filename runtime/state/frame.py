@@ -59,7 +59,7 @@ class Frame:
             if plan.look_aheads:
                 ahead = LookAheads(input_ids, plan.look_aheads, target.engine.contract.vocab_size, self.nodes)
                 tokens, fill = replace(tokens, ids=ahead.ids, widths=None, ancestry=ahead), ahead.fill
-            step = target.step(tokens, logits, absorbs=Absorbs(plan.since))
+            step = target.step(tokens, logits, absorbs=Absorbs(plan.since), best_alone=plan.picks_best)
             self.verify = step if fill is None else preceded(fill, step)
         self.target_logits = logits[:, :width, : target.vocab_size]  # [A, N+1, V]; what lies beyond is padding
         self.said_ahead = logits[:, width:, : target.vocab_size] if plan.look_aheads else None  # [A, T, V]

@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from itertools import count
 from pathlib import Path
 
@@ -24,7 +25,7 @@ class ShardedEngine(Engine):
         self.contract, self.device = contract, devices[0]
         self._team = team_of(graph, contract, devices, compiled)
         self._records: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
-        self._open = True
+        self._open, self._among = True, 0
         own = self._own = self._team.engine
         self.static_capacity, self.reads_prefixes = own.static_capacity, own.reads_prefixes
         self.reads_live, self.logits_dtype = own.reads_live, own.logits_dtype
@@ -33,16 +34,22 @@ class ShardedEngine(Engine):
         return mirrored(memory, self._team)
 
     def step(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> Step:
-        step = self._own.step(*({name: local(one) for name, one in some.items()} for some in (inputs, outputs)))
+        own = self._team.picking(self._among) if self._among else self._own
+        step = own.step(*({name: local(one) for name, one in some.items()} for some in (inputs, outputs)))
         given = [name for name, one in inputs.items() if not isinstance(one, Mirrored)]
         for name in given:
             assert not inputs[name].is_floating_point(), f"{name} holds no whole numbers, and all shards need it"
         run = _Run(self._team, next(_numbers), step, Packed([inputs[name] for name in given], self.device))
-        self._team.tell([STEP, run.number, _named(inputs), _named(outputs), given])
+        self._team.tell([STEP, run.number, _named(inputs), _named(outputs), given, self._among])
         return Step(inputs, outputs, run)
 
     def require(self) -> None:
         self._team.require()
+
+    def picking(self, vocab_size: int) -> Engine:
+        other = copy(self)
+        other._among = vocab_size
+        return other
 
     def capturable(self) -> bool:
         return self._own.capturable()

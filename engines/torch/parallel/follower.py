@@ -4,6 +4,7 @@ import argparse
 import signal
 import sys
 from contextlib import ExitStack
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from ..engine import TorchEngine
 from .commands import COMPUTE, DROP, END, FORGET, MAKE, RECORD, RECORDED, REPLAY, RUN, STEP, Command, Line, Packed
 from .meeting import Attending, Group, device_by_torchrun
 from .mirrored import MEMORY, SIZES, compute
+from .picking import picking
 
 GONE = 3  # the exit status of a shard that the others have left
 
@@ -24,6 +26,7 @@ GONE = 3  # the exit status of a shard that the others have left
 class Follower:
     def __init__(self, engine: TorchEngine, line: Line) -> None:
         self._engine, self._line, self._device = engine, line, engine.device
+        self._picking = cache(partial(picking, engine))
         self._memory: dict[int, Tensor] = {}
         self._steps: dict[int, tuple[Step, Packed]] = {}
         self._records: dict[int, torch.cuda.CUDAGraph] = {}
@@ -70,7 +73,9 @@ class Follower:
         dist.broadcast(tensor, 0)
         return tensor
 
-    def _make_step(self, number: int, inputs: dict[str, object], outputs: dict[str, object], packed: list[str]) -> None:
+    def _make_step(
+        self, number: int, inputs: dict[str, object], outputs: dict[str, object], packed: list[str], among: int
+    ) -> None:
         def tensor(value: object) -> Tensor:
             assert isinstance(value, dict)
             if MEMORY in value:
@@ -79,7 +84,8 @@ class Follower:
             return torch.zeros(shape, dtype=getattr(torch, dtype), device=self._device)
 
         given = {name: tensor(value) for name, value in inputs.items()}
-        step = self._engine.step(given, {name: tensor(value) for name, value in outputs.items()})
+        engine = self._picking(among) if among else self._engine
+        step = engine.step(given, {name: tensor(value) for name, value in outputs.items()})
         self._steps[number] = step, Packed([given[name] for name in packed], self._device)
 
 

@@ -4,6 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ...errors import EngineEnded, EngineError, first_line
 from ..engine import TorchEngine
 from .commands import END, RECORD, RECORDED, RUN, Command, Packed
 from .meeting import Gathering
+from .picking import picking
 
 
 class Team:
@@ -23,6 +25,7 @@ class Team:
 
     def __init__(self, graph: Path, contract: Contract, devices: Sequence[str], compiled: bool) -> None:
         self.engine = TorchEngine(graph, contract, devices[0], compiled)
+        self.picking = cache(partial(picking, self.engine))
         self.users = 0
         self._unsaid: deque[Command] = deque()  # no lock: memory is forgotten wherever Python collects garbage
         self._working = threading.RLock()
