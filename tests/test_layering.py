@@ -123,6 +123,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "program": {"settings", "extras", "interruption"},
         "serving": {"console", "sound_files", "text_files", "transcripts"},
         "examples": {"serving"},
+        "exported": {"console"},
         "flags": {
             "certificate",
             "serving",
@@ -182,6 +183,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             "ink",
             "prompts",
             "example_sources",
+            "exported",
             "extras",
             "in_words",
             "machine",

@@ -17,7 +17,7 @@ from trt_spec.export.plans.compiler import Compiler, PlanKey
 from trt_spec.export.tracing import cache as traced_cache
 from trt_spec.export.tracing.eight_bits import narrowed, widened
 from trt_spec.export.writing.graph import build_graph
-from trt_spec.tools.commands.export_models import shown
+from trt_spec.tools.exported import shown
 
 from ..kit.bundles import export_pair
 from ..kit.caches import factors_of

@@ -26,7 +26,7 @@ from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.export.pipeline import SAMPLE
 from trt_spec.export.writing.graph import write_fused
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.tools.commands.export_models import shown
+from trt_spec.tools.exported import shown
 
 from ..kit.families import tiny_checkpoint
 from ..kit.machine_faults import no_file_larger_than

@@ -18,7 +18,6 @@ from .access_log import AccessLog, note
 from .adapters import load_adapter, unload_adapter
 from .allowances import Allowances
 from .answers import ModelList, Prompt, Status, Tokens, Version
-from .bodies import DetokenizeBody, TokenizeBody
 from .chat import apply_template, chat, count_chat, prompt_of
 from .completions import complete
 from .delivery import client_error, error_response, json_response
@@ -29,6 +28,7 @@ from .keys import Keys
 from .messages import answer_messages, count_tokens
 from .metrics import CONTENT_TYPE
 from .openapi import openapi_page
+from .prompt_bodies import DetokenizeBody, TokenizeBody
 from .raw_bodies import body_of
 from .responses import count_input, kept_response, respond
 from .service import Service

@@ -243,28 +243,6 @@ class ChatBody(Generation, kw_only=True):
     continue_final_message: bool | None = None
 
 
-class TokenizeBody(Closed, kw_only=True):
-    model: str | None = None
-    prompt: str | None = None
-    messages: Annotated[list[Message], SomeParts] | None = None
-    add_special_tokens: bool = True
-    return_token_strs: bool = False
-
-
-class ApplyTemplateBody(Closed, kw_only=True):
-    model: str | None = None
-    messages: Annotated[list[Message], SomeParts]
-    tools: Annotated[list[Tool], Meta(min_length=1, max_length=MOST_TOOLS)] | None = None
-    chat_template_kwargs: Settings | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-
-
-class DetokenizeBody(Closed, kw_only=True):
-    model: str | None = None
-    tokens: list[TokenId]
-
-
 Body = TypeVar("Body", bound=Closed)
 
 

@@ -13,13 +13,14 @@ from ...runtime import Output, Piece, Request
 from ...runtime.images.picture import Picture
 from .access_log import note_prompt
 from .answers import ChatChoice, ChunkChoice, Delta, FinishReason, InputTokens, Prompt
-from .bodies import ApplyTemplateBody, ChatBody, ImagePart, Message, TextPart
+from .bodies import ChatBody, ImagePart, Message, TextPart
 from .choices import ChoiceWriter, reason_of
 from .delivery import delivery_of, encode, json_response
 from .errors import ApiError
 from .formats import RequestedGrammar, format_of
 from .guard import caller_of
 from .images import expanded, pictures_of
+from .prompt_bodies import ApplyTemplateBody
 from .raw_bodies import body_of
 from .reasoning import ReasoningReader, has_begun
 from .service import Service

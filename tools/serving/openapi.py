@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from . import answers, bodies, message_bodies, messages, response_bodies
+from . import answers, bodies, message_bodies, messages, prompt_bodies, response_bodies
 from .errors import MESSAGES, ErrorAnswer, MessagesError
 from .response_answers import CountedInput, ResponseAnswer
 from .service import Service
@@ -33,11 +33,11 @@ POSTS: dict[str, tuple[str, type, type]] = {  # path: what it does, what it take
     "/v1/responses/input_tokens": ("Count what would be read.", response_bodies.ResponsesBody, CountedInput),
     "/v1/messages": ("Answer messages.", message_bodies.MessagesBody, messages.MessageAnswer),
     "/v1/messages/count_tokens": ("Count what would be read.", message_bodies.CountedBody, answers.InputTokens),
-    "/apply-template": ("Turn messages into a prompt.", bodies.ApplyTemplateBody, answers.Prompt),
-    "/tokenize": ("Turn text or messages into token ids.", bodies.TokenizeBody, answers.Tokens),
+    "/apply-template": ("Turn messages into a prompt.", prompt_bodies.ApplyTemplateBody, answers.Prompt),
+    "/tokenize": ("Turn text or messages into token ids.", prompt_bodies.TokenizeBody, answers.Tokens),
     "/v1/load_lora_adapter": ("Load an adapter.", bodies.LoadAdapterBody, answers.Status),
     "/v1/unload_lora_adapter": ("Unload one.", bodies.UnloadAdapterBody, answers.Status),
-    "/detokenize": ("Turn token ids into text.", bodies.DetokenizeBody, answers.Prompt),
+    "/detokenize": ("Turn token ids into text.", prompt_bodies.DetokenizeBody, answers.Prompt),
 }
 HEARD: dict[str, str] = {  # path: what it does with the sound in a form
     "/v1/audio/transcriptions": "Write down what is said.",
