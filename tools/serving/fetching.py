@@ -10,6 +10,8 @@ from collections.abc import Collection
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from queue import Empty, SimpleQueue
+from time import monotonic
 from typing import Self
 from urllib.parse import SplitResult, urljoin, urlsplit
 
@@ -17,7 +19,7 @@ from ...engines import RequestError
 from ...engines.errors import first_line
 from ...runtime.images.opening import MOST_BYTES
 
-SECONDS = 10.0  # for each place, from the connection to the last byte
+SECONDS = 10.0  # from the look-up of the first name to the last byte of the last place
 STAND_FOR_IPV4 = (ip_network("64:ff9b::/96"), ip_network("::/96"))  # an address in the last four bytes
 MOST_REDIRECTS = 3
 REDIRECTS = (301, 302, 303, 307, 308)
@@ -26,9 +28,10 @@ PORTS = {"http": 80, "https": 443}
 
 def fetch(url: str, hosts: Collection[str]) -> bytes:
     """Return what is at a URL of one of these hosts, each a HOST or HOST:PORT."""
+    end = monotonic() + SECONDS
     for _ in range(MOST_REDIRECTS + 1):
         place = _allowed(url, hosts)
-        found = _get(place, hosts)
+        found = _get(place, hosts, end)
         if isinstance(found, bytes):
             return found
         url = found
@@ -53,11 +56,12 @@ def _allowed(url: str, hosts: Collection[str]) -> SplitResult:
     return place
 
 
-def _get(place: SplitResult, hosts: Collection[str]) -> bytes | str:
-    """Return the content at a place, or where it is said to be."""
+def _get(place: SplitResult, hosts: Collection[str], end: float) -> bytes | str:
+    """Return the content at a place, or where it is said to be, before the clock shows the end."""
     host, port = place.hostname or "", place.port or PORTS[place.scheme]
     try:
-        with _Pinned(host, port, _address(host, port, hosts), place.scheme == "https") as connection:
+        address = _address(host, port, hosts, _left(end))
+        with _Pinned(host, port, address, place.scheme == "https", _left(end)) as connection:
             path = (place.path or "/") + (f"?{place.query}" if place.query else "")
             connection.request("GET", path, headers={"Accept": "image/*", "User-Agent": "trt-spec"})
             answer = connection.getresponse()
@@ -80,9 +84,15 @@ def _get(place: SplitResult, hosts: Collection[str]) -> bytes | str:
     return content
 
 
-def _address(host: str, port: int, hosts: Collection[str]) -> str:
+def _left(end: float) -> float:
+    if (left := end - monotonic()) <= 0:
+        raise TimeoutError("the time is up")
+    return left
+
+
+def _address(host: str, port: int, hosts: Collection[str], seconds: float) -> str:
     """Return the host's address; one that is not of the public internet has to be named itself."""
-    found = [str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    found = _looked_up(host, port, seconds)
     for address in found:
         if not _is_public(address) and not {address, f"{address}:{port}"} & {*hosts}:
             raise RequestError(
@@ -90,6 +100,26 @@ def _address(host: str, port: int, hosts: Collection[str]) -> str:
                 "images",
             )
     return found[0]
+
+
+def _looked_up(host: str, port: int, seconds: float) -> list[str]:
+    """Return a host's addresses. A look-up cannot be cut, so that it is left to itself where it takes too long."""
+    answers: SimpleQueue[list[str] | OSError] = SimpleQueue()
+
+    def look() -> None:
+        try:
+            answers.put([str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)])
+        except (OSError, UnicodeError) as error:
+            answers.put(OSError(str(error)))
+
+    threading.Thread(target=look, name="trt-spec-look-up", daemon=True).start()
+    try:
+        found = answers.get(timeout=seconds)
+    except Empty:
+        raise TimeoutError("its name is not resolved") from None
+    if isinstance(found, OSError):
+        raise found
+    return found
 
 
 def _is_public(address: str) -> bool:
@@ -106,18 +136,18 @@ def _is_public(address: str) -> bool:
 class _Pinned(HTTPConnection):
     """A connection to an address that was looked at. Once its time is up, it is cut, whatever still comes."""
 
-    def __init__(self, host: str, port: int, address: str, secure: bool) -> None:
-        super().__init__(host, port, timeout=SECONDS)
-        self._address, self._secure = address, secure
+    def __init__(self, host: str, port: int, address: str, secure: bool, seconds: float) -> None:
+        super().__init__(host, port, timeout=seconds)
+        self._address, self._secure, self._seconds = address, secure, seconds
         self._line: socket.socket | None = None  # `sock` is let go once an answer begins
         self.cut = False
-        self._end = threading.Timer(SECONDS, self._cut)
+        self._end = threading.Timer(seconds, self._cut)
         self._end.daemon = True
         self.default_port = PORTS["https" if secure else "http"]
 
     def connect(self) -> None:
         self._end.start()
-        self._line = self.sock = socket.create_connection((self._address, self.port), SECONDS)
+        self._line = self.sock = socket.create_connection((self._address, self.port), self._seconds)
         if self._secure:
             secure = ssl.create_default_context().wrap_socket(
                 self.sock, server_hostname=self.host, do_handshake_on_connect=False

@@ -17,6 +17,8 @@ KINDS = [
     "qwen2_5_vl",
     *(pytest.param(kind, marks=LATER) for kind in ("mistral3", "smolvlm", "idefics3", "qwen3_vl")),
 ]
+OTHERS = ("gemma3", "qwen2_5_vl", "mistral3", "smolvlm", "idefics3", "qwen3_vl")
+EACH = pytest.mark.parametrize("kind", ["llava", *(pytest.param(kind, marks=LATER) for kind in OTHERS)])
 MOST = 20
 CLOSE = 1e-4  # to transformers' log-probabilities, which a token that sees or stands otherwise changes by far more
 ALL_KEPT = 1 << 24  # bytes of prefixes
@@ -59,9 +61,11 @@ def test_greedy_texts_of_a_mixed_batch_are_those_of_transformers(
     assert [output.usage.cached_tokens > 0 for output in again][::3] == [True, True]
 
 
-def test_the_graphs_that_see_run_in_torch_as_well(llava: Seeing):
-    prompts = llava.prompts()[:3]
-    with Decoder.open(llava.bundle, "torch") as decoder:
+@EACH
+def test_the_graphs_that_see_run_in_torch_as_well(seeing_of: Callable[[str], Seeing], kind: str):
+    one = seeing_of(kind)
+    prompts = one.prompts()[:3]
+    with Decoder.open(one.bundle, "torch") as decoder:
         outputs = decoder.generate(
             [text for text, _ in prompts],
             SamplingParams(max_new_tokens=MOST),
@@ -69,35 +73,48 @@ def test_the_graphs_that_see_run_in_torch_as_well(llava: Seeing):
             drafter="model",
             draft_length=3,
         )
-    assert [list(output.token_ids) for output in outputs] == [llava.said(*prompt, MOST) for prompt in prompts]
+    assert [list(output.token_ids) for output in outputs] == [one.said(*prompt, MOST) for prompt in prompts]
 
 
-def test_a_coupled_text_with_images_is_the_same_with_any_draft(llava: Seeing):
-    prompt, images = llava.prompts()[0]
+@EACH
+def test_a_coupled_text_with_images_is_the_same_with_any_draft(seeing_of: Callable[[str], Seeing], kind: str):
+    one = seeing_of(kind)
+    prompt, images = one.prompts()[0]
     params = SamplingParams(max_new_tokens=30, temperature=0.8, rule="coupled", seed=5, ignore_eos=True)
     texts = set()
-    with Decoder.open(llava.bundle) as decoder:
-        for drafting in ({"draft_length": 0}, {"drafter": "model", "draft_length": 4}, {"drafter": "lookup"}):
+    with Decoder.open(one.bundle) as decoder:
+        for drafting in (
+            {"draft_length": 0},
+            {"drafter": "model", "draft_length": 4},
+            {"drafter": "model", "draft_length": "3/9"},
+            {"drafter": "lookup"},
+        ):
             [output] = decoder.generate(prompt, params, images=[images], **drafting)
             texts.add(output.token_ids)
     assert len(texts) == 1
 
 
-def test_penalties_read_the_token_of_an_image_as_transformers_do(llava: Seeing):
-    prompt, images = llava.prompts()[1]
-    expected = llava.said(prompt, images, MOST, repetition_penalty=1.4)
-    assert expected != llava.said(prompt, images, MOST), "the penalty changes the text"
-    with Decoder.open(llava.bundle) as decoder:
+@EACH
+def test_penalties_read_the_token_of_an_image_as_transformers_do(seeing_of: Callable[[str], Seeing], kind: str):
+    one = seeing_of(kind)
+    prompt, images = one.prompts()[1]
+    expected = one.said(prompt, images, MOST, repetition_penalty=1.4)
+    assert expected != one.said(prompt, images, MOST), "the penalty changes the text"
+    with Decoder.open(one.bundle) as decoder:
         params = SamplingParams(max_new_tokens=MOST, repetition_penalty=1.4)
         [output] = decoder.generate(prompt, params, images=[images], drafter="lookup", draft_length=3)
     assert list(output.token_ids) == expected
 
 
-def test_requests_with_images_that_give_up_their_place_go_on_with_the_same_text(llava: Seeing):
-    prompts, params = llava.prompts(), SamplingParams(max_new_tokens=90, ignore_eos=True)
-    with Decoder.open(llava.bundle, max_batch=1) as alone:
+@EACH
+def test_requests_with_images_that_give_up_their_place_go_on_with_the_same_text(
+    seeing_of: Callable[[str], Seeing], kind: str
+):
+    one = seeing_of(kind)
+    prompts, params = one.prompts(), SamplingParams(max_new_tokens=90, ignore_eos=True)
+    with Decoder.open(one.bundle, max_batch=1) as alone:
         expected = [alone.generate(text, params, images=[own])[0].token_ids for text, own in prompts]
-    with memory_for(700) as refused, Decoder.open(llava.bundle, max_batch=5) as decoder:
+    with memory_for(700) as refused, Decoder.open(one.bundle, max_batch=5) as decoder:
         outputs = decoder.generate(
             [text for text, _ in prompts], params, images=[own for _, own in prompts], drafter="model", draft_length=3
         )
@@ -107,7 +124,7 @@ def test_requests_with_images_that_give_up_their_place_go_on_with_the_same_text(
     assert [output.token_ids for output in outputs] == expected
 
 
-@pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl"])
+@EACH
 def test_beams_after_an_image_find_the_text_of_transformers(seeing_of: Callable[[str], Seeing], kind: str):
     one = seeing_of(kind)
     prompt, images = one.prompts()[1]
@@ -158,10 +175,12 @@ def test_a_prefix_ends_before_an_image_that_it_would_cut(seeing_of: Callable[[st
     assert outputs[1].usage.cached_tokens == next((begin for begin, end in cut if begin < 32 < end), 32)
 
 
-def test_prompts_with_the_same_tokens_and_other_images_share_no_prefix(llava: Seeing):
-    text = f"{llava.placeholder}{'y' * 70}"
+@EACH
+def test_prompts_with_the_same_tokens_and_other_images_share_no_prefix(seeing_of: Callable[[str], Seeing], kind: str):
+    one = seeing_of(kind)
+    text = f"{one.placeholder}{'y' * 70}"
     params = SamplingParams(max_new_tokens=4)
-    with Decoder.open(llava.bundle, prefix_bytes=ALL_KEPT) as decoder:
+    with Decoder.open(one.bundle, prefix_bytes=ALL_KEPT) as decoder:
 
         def cached(*images: bytes) -> int:
             return decoder.generate(text, params, images=[images])[0].usage.cached_tokens

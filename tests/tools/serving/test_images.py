@@ -232,7 +232,10 @@ class Pages(BaseHTTPRequestHandler):
                 while not threading.Event().wait(0.01):
                     self.wfile.write(b"x")
             return
+        if self.path == "/slowly-round":
+            threading.Event().wait(0.15)
         onward = {
+            "/slowly-round": "/slowly-round",
             "/moved": "/image.png",
             "/away": "http://elsewhere.example/",
             "/round": "/round",
@@ -280,6 +283,23 @@ def test_what_comes_drop_by_drop_is_cut_in_time(site: str, monkeypatch: pytest.M
     monkeypatch.setattr(fetching, "SECONDS", 0.2)
     with pytest.raises(RequestError, match=r"cannot be fetched from 127\.0\.0\.1 within 0\.2 s"):
         fetch(f"http://{site}/drop-by-drop", [site])
+
+
+def test_all_redirects_have_one_time_together(site: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fetching, "SECONDS", 0.4)  # of four places that take 0.15 each
+    with pytest.raises(RequestError, match=r"cannot be fetched from 127\.0\.0\.1 within 0\.4 s"):
+        fetch(f"http://{site}/slowly-round", [site])
+
+
+def test_a_name_that_is_not_resolved_is_not_waited_for(monkeypatch: pytest.MonkeyPatch):
+    asked = threading.Event()
+    monkeypatch.setattr(fetching, "SECONDS", 0.1)
+    monkeypatch.setattr(fetching.socket, "getaddrinfo", lambda *_, **__: [] if asked.wait() else [])
+    try:
+        with pytest.raises(RequestError, match=r"from a\.example within 0\.1 s \(its name is not resolved\)"):
+            fetch("http://a.example/image.png", ["a.example"])
+    finally:
+        asked.set()
 
 
 def test_a_name_may_lead_to_a_private_address_only_if_that_is_named(llava: Seeing, site: str):
