@@ -5,7 +5,6 @@ python tools/examples/ray_serve.py bundle [engine [device]]
 
 import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 from ray import serve
@@ -35,12 +34,12 @@ class Replica:
             group.cancel()
 
     def check_health(self) -> None:
-        assert self.stepper.alive, "the thread that steps has ended"
+        assert self.stepper.alive
 
 
 def main(bundle: str, engine: str = "onnxruntime", device: str = "cpu") -> None:
     serve.start(proxy_location="Disabled")  # asked by its handle alone; with FastAPI it would listen
-    gpus = Bundle.read(Path(bundle)).target.contract.shards if device == "cuda" else 0  # all of one node
+    gpus = Bundle.open(bundle).target.contract.shards if device == "cuda" else 0  # all of one node
     replica = Replica.options(ray_actor_options={"num_gpus": gpus}).bind(bundle, engine, device)  # type: ignore[attr-defined]
     handle: DeploymentHandle = serve.run(replica).options(stream=True)
     for tokens in handle.complete.remote([1, 2, 3], max_new_tokens=32):

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from trt_spec.engines import EngineEnded, RequestError
 from trt_spec.runtime import Grammar
 from trt_spec.runtime.grammars import trials
-from trt_spec.tools.serving import completions, connections, delivery, guard, server, service, stepper
+from trt_spec.tools.serving import completions, connections, delivery, guard, raw_bodies, server, service, stepper
 from trt_spec.tools.serving.access_log import JsonForm, TextForm
 from trt_spec.tools.serving.bodies import MOST_PARTS, read_body
 from trt_spec.tools.serving.connections import Connection, raise_file_limit
@@ -522,13 +522,13 @@ def test_between_two_large_bodies_others_have_their_turn(served: Served, monkeyp
     read: list[float] = []
 
     def slow(raw: bytes, kind: type) -> object:
-        if len(raw) >= service.LARGE_BODY:
+        if len(raw) >= raw_bodies.LARGE_BODY:
             time.sleep(0.2)
             read.append(time.monotonic())
         return read_body(raw, kind)
 
-    monkeypatch.setattr(service, "read_body", slow)
-    body = {"prompt": "a", "user": "a" * service.LARGE_BODY, "max_tokens": 1}
+    monkeypatch.setattr(raw_bodies, "read_body", slow)
+    body = {"prompt": "a", "user": "a" * raw_bodies.LARGE_BODY, "max_tokens": 1}
     asked: list[float] = []
     clients = [
         threading.Thread(target=httpx.post, args=[f"{served.url}/v1/completions"], kwargs={"json": body})

@@ -294,7 +294,7 @@ def test_all_redirects_have_one_time_together(site: str, monkeypatch: pytest.Mon
 def test_a_name_that_is_not_resolved_is_not_waited_for(monkeypatch: pytest.MonkeyPatch):
     asked = threading.Event()
     monkeypatch.setattr(fetching, "SECONDS", 0.1)
-    monkeypatch.setattr(fetching.socket, "getaddrinfo", lambda *_, **__: [] if asked.wait() else [])
+    monkeypatch.setattr(fetching.socket, "getaddrinfo", lambda *_, **__: [asked.wait()][1:])
     try:
         with pytest.raises(RequestError, match=r"from a\.example within 0\.1 s \(its name is not resolved\)"):
             fetch("http://a.example/image.png", ["a.example"])

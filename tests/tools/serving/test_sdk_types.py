@@ -20,7 +20,7 @@ from openai.types.responses.response_create_params import ResponseCreateParamsBa
 from openai.types.responses.response_input_param import FunctionCallOutput
 from openai.types.shared_params import FunctionDefinition
 from openai.types.shared_params.response_format_json_schema import JSONSchema
-from trt_spec.tools.serving import bodies, messages, response_bodies
+from trt_spec.tools.serving import bodies, message_bodies, response_bodies
 from typing_extensions import is_typeddict  # which knows those of typing_extensions, as the SDKs' are
 
 from .conftest import Served
@@ -244,7 +244,7 @@ def structs(module: Any) -> Iterable[type[msgspec.Struct]]:
 
 
 @pytest.mark.parametrize(
-    ("where", "module"), [("chats", bodies), ("Responses", response_bodies), ("Messages", messages)]
+    ("where", "module"), [("chats", bodies), ("Responses", response_bodies), ("Messages", message_bodies)]
 )
 def test_the_page_lists_what_is_ignored(where: str, module: Any):
     common = {field.encode_name for field in msgspec.structs.fields(bodies.Sampling) if field.type == bodies.Ignored}

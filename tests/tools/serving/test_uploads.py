@@ -5,7 +5,7 @@ import threading
 
 import httpx
 import pytest
-from trt_spec.tools.serving import delivery, service
+from trt_spec.tools.serving import delivery, raw_bodies
 from trt_spec.tools.serving.connections import MOST_PART
 from trt_spec.tools.serving.stepper import Stepper
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -28,7 +28,7 @@ class Between:
         self._read = self._bodies = 0
         self._before(monkeypatch, Stepper, "_hear", self._begin)
         self._before(monkeypatch, H11Protocol, "data_received", self._note_bytes)
-        self._before(monkeypatch, service, "read_body", self._note_body)
+        self._before(monkeypatch, raw_bodies, "read_body", self._note_body)
         self._before(monkeypatch, delivery, "part", self._note_chunk)
 
     def _before(self, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, note) -> None:
