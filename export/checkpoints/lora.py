@@ -42,11 +42,13 @@ def _tensors(folder: Path) -> list[str]:
 
 def merged(model: Any, folder: Path) -> Any:
     """Return the model with the adapter in its weights; they stay in their own type."""
-    from peft import PeftModel, get_peft_model_state_dict
+    from peft import PeftModel, load_peft_weights, set_peft_model_state_dict
 
     try:
         adapted = PeftModel.from_pretrained(model, str(folder), local_files_only=True)
-        if unknown := sorted(set(_tensors(folder)) - set(get_peft_model_state_dict(adapted))):
+        weights = load_peft_weights(str(folder), device="cpu", local_files_only=True)
+        placed: Any = set_peft_model_state_dict(adapted, weights)
+        if unknown := sorted(placed.unexpected_keys):
             raise ExportError(
                 f"adapter {folder} does not fit its base model, which lacks what {len(unknown)} of its tensors change, "
                 f"the first is {unknown[0]}; name the base model by which it was trained"

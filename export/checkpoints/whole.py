@@ -49,6 +49,11 @@ def load_whole(checkpoint: Whole, dtype: str) -> Any:
     from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForImageTextToText
 
     config, family = whole_config(checkpoint), AutoModelForImageTextToText
+    if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        raise ExportError(
+            f"checkpoint {checkpoint.name} is a {config.model_type}, the whole of which is not read here; merge its "
+            "adapter with PEFT first"
+        )
     place: Any = checkpoint.path
     made: Dequantised | None = None
     stored: dict[str, Any] = {"use_safetensors": True}
@@ -81,5 +86,11 @@ def load_whole(checkpoint: Whole, dtype: str) -> Any:
 
 def take_text(model: Any, whole: Any) -> None:
     """Give a text model the weights that it has in the whole."""
-    model.get_decoder().load_state_dict(whole.model.get_decoder().state_dict())
-    model.get_output_embeddings().load_state_dict(whole.get_output_embeddings().state_dict())
+    try:
+        model.get_decoder().load_state_dict(whole.model.get_decoder().state_dict())
+        model.get_output_embeddings().load_state_dict(whole.get_output_embeddings().state_dict())
+    except (RuntimeError, AttributeError) as error:
+        raise ExportError(
+            f"the text model of a {whole.config.model_type} has other names in the whole ({first_line(error)}); merge "
+            "its adapter with PEFT first"
+        ) from error

@@ -9,6 +9,7 @@ from typing import Any
 from ...engines import Contract, ExportError, VisionEntry
 from ...engines.bundle import FUSED, GRAPH, TARGET, VISION, WEIGHTS
 from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.lora import names_whole
 from ..checkpoints.whole import load_whole, whole_config
 from ..passes.quantise import Quantisation
 from ..seeing.check_vision import check_seeing, check_vision, seen_by
@@ -24,6 +25,11 @@ def config_of_whole(checkpoint: Checkpoint) -> Any:
         raise ExportError(
             f"checkpoint {checkpoint.name} has the model type {kind!r}, whose images cannot be exported; those of "
             f"{', '.join(FAMILIES)} can: leave out --images"
+        )
+    if checkpoint.lora is not None and not names_whole(checkpoint.lora):
+        raise ExportError(
+            f"adapter {checkpoint.lora} names matrices of a model of text alone, but {checkpoint.name} is to see; give "
+            "one of the whole, or leave out --images"
         )
     config = whole_config(checkpoint)
     known = FAMILIES[str(checkpoint.reads_more)].eyes

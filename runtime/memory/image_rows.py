@@ -95,10 +95,14 @@ class ImageRows:
         return end if seated is None or not self._whole else seated.sight.whole_runs(end)
 
     def widths(self, row: int, start: int, widths: list[int]) -> list[int]:
-        """Return in which widths to read a row from `start` on, if these cut no image whose tokens see each other."""
+        """Return in which widths to read a row from `start` on, if these cut no image whose tokens see each other.
+
+        The last may: a draft reads no further than its window, and one that sees an image in part is accepted less.
+        """
         if self._rows[row] is None or not self._whole:
             return widths
-        ends = sorted({self.whole(row, start + end) for end in accumulate(widths)})
+        last = start + sum(widths)
+        ends = sorted({min(last, self.whole(row, start + end)) for end in accumulate(widths)})
         return [end - begin for begin, end in pairwise([start, *ends])]
 
     def begun(self, row: int, entries: int) -> int:

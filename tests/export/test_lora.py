@@ -56,6 +56,23 @@ def test_the_text_is_that_of_the_adapted_model(tmp_path: Path) -> None:
     assert list(output.token_ids) == expected
 
 
+def test_an_adapter_may_bring_embeddings_and_the_hub_is_not_asked(tmp_path: Path, monkeypatch: Any) -> None:
+    base = tiny_llama(tmp_path / "base")
+    adapter = adapter_of(base, tmp_path / "adapter", target_modules=["q_proj"])
+    adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter)
+    adapted.peft_config["default"].base_model_name_or_path = "somebody/model"
+    adapted.save_pretrained(tmp_path / "wider", save_embedding_layers=True)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("socket.create_connection", lambda *_, **__: pytest.fail("a connection was made"))
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: pytest.fail("a name was looked up"))
+    ids = torch.tensor([[5, 9, 17, 5, 9]])
+    with torch.no_grad():
+        found, expected = (
+            load_model(open_checkpoint(base, tmp_path / one), "float32")(ids).logits for one in ("wider", "adapter")
+        )
+    assert torch.equal(found, expected)
+
+
 def test_a_draft_may_have_its_own(tmp_path: Path) -> None:
     base = tiny_llama(tmp_path / "base")
     adapter = adapter_of(base, tmp_path / "adapter", target_modules=["q_proj"])

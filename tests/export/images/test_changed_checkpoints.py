@@ -66,6 +66,9 @@ def test_an_adapter_of_another_model_is_refused_instead_of_ignored(llava: Seeing
     text = tiny_llama(tmp_path / "text")
     with pytest.raises(ExportError, match=r"does not fit its base model, which lacks what 10 of its tensors change"):
         export_bundle(text, tmp_path / "bundle", lora=adapter, check=False)
+    of_text = adapter_of(text, tmp_path / "of_text", target_modules=["q_proj"])
+    with pytest.raises(ExportError, match="names matrices of a model of text alone"):
+        export_bundle(llava.path, tmp_path / "bundle", lora=of_text, images=True)
 
 
 @pytest.mark.parametrize("kind", ["llava", pytest.param("qwen2_5_vl", marks=LATER)])

@@ -17,7 +17,7 @@ from trt_spec.runtime.memory.image_rows import ImageRows
 
 from ...kit.heads import eagle3_head, mtp_head, parallel_heads
 from ...kit.models import tiny_llama
-from ...kit.seeing_models import TOKENS, Seeing
+from ...kit.seeing_models import TOKENS, Seeing, image
 
 LATER = pytest.mark.exhaustive
 KINDS = ["llava", *(pytest.param(kind, marks=LATER) for kind in ("gemma3", "qwen3_vl", "qwen2_5_vl", "mistral3"))]
@@ -61,6 +61,18 @@ def test_a_draft_that_is_its_target_is_accepted_after_images_as_long_as_it_sees(
     with_images = [bool(own) for _, own in prompts]
     assert any(accepted(one) < 1 for one, has in zip(unseen, with_images, strict=True) if has)
     assert all(accepted(one) == 1 for one, has in zip(unseen, with_images, strict=True) if not has)
+
+
+def test_a_draft_whose_window_begins_within_an_image_reads_no_further(seeing_of: Callable[[str], Seeing]):
+    """Gemma's calls go on to the end of an image, but several lines leave a draft's window of many tokens unread."""
+    one = seeing_of("gemma3")
+    prompt, images = f"what is this? {one.placeholder}", [image(40, 30)]
+    texts = set()
+    with Decoder.open(one.bundle) as decoder:
+        for drafting in ({"draft_length": 0}, {"drafter": "model+lookup", "draft_length": 8}):
+            [output] = decoder.generate(prompt, SAMPLED, images=[images], **drafting)
+            texts.add(output.token_ids)
+    assert len(texts) == 1
 
 
 def test_a_draft_sees_images_that_its_target_has_in_a_prefix(llava: Seeing):
