@@ -31,7 +31,8 @@ from ..kit.hybrids import Hybrid, tiny_hybrid
 from ..kit.points import are_drawn, needed, points_of_texts
 from ..kit.source_models import PADDING, example_sources
 
-BUDGETS = (10_000, 20_000, 40_000)  # entries of a cache: 32, 64 and 128 rows of the longest texts
+BUDGETS = (0.3, 0.6, 0.95)  # of the entries that all rows take with the longest texts
+ROWS = 128
 PREFIXES = {"prefix_bytes": 2**20}
 SHORT = 256  # tokens of a row
 
@@ -58,10 +59,11 @@ def test_tokenwise_texts_of_a_cascade_are_drawn_from_the_targets_distributions_h
 ) -> None:
     """So is what follows where a request has given up its place and goes on in another."""
     prompts, texts, beginnings = prompts_for(total_variation, 8, SHORT), [], []
-    for place, entries in enumerate(BUDGETS):
+    for place, part in enumerate(BUDGETS):
         own, choices = prompts[place :: len(BUDGETS)], [("cascade", 4), ("cascade", 3)]
+        entries = int(part * min(ROWS, len(own)) * SHORT)
         found = crowd(
-            eight.bundle, own, choices, rules=["tokenwise"], rows=128, leave=8, entries=entries, prefix_bytes=2**18
+            eight.bundle, own, choices, rules=["tokenwise"], rows=ROWS, leave=8, entries=entries, prefix_bytes=2**18
         )
         texts += points_of_texts(eight.exact, own, found.outputs, 8, seed=place)
         beginnings += found.beginnings(texts[-len(own) :])
