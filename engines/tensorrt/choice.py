@@ -59,11 +59,15 @@ def choose_plans(graph: Path, capability: str, engine: str | None = None, adapte
 
 
 def one_of_each(plans: Sequence[CompiledPlan]) -> list[CompiledPlan]:
-    """Drop each plan whose steps another one also runs, fused or for more batches: every plan holds all weights."""
-    ordered = sorted(plans, key=lambda plan: (plan.key.unfused_attention, plan.key.batch[0] - plan.key.batch[1]))
+    """Drop each plan whose steps another one also runs, fused or for more sizes: every plan holds all weights."""
+
+    def order(plan: CompiledPlan) -> tuple[bool, int, int]:
+        sizes = sum(most - least for _, least, most in plan.key.ranges)
+        return plan.key.unfused_attention, plan.key.batch[0] - plan.key.batch[1], -sizes
+
     kept: list[CompiledPlan] = []
-    for key, plan in ((plan.key, plan) for plan in ordered):
-        same = [other.key.batch for other in kept if (other.key.width, other.key.rows) == (key.width, key.rows)]
-        if not any(smallest <= key.batch[0] and key.batch[1] <= largest for smallest, largest in same):
+    for plan in sorted(plans, key=order):
+        same = [one for one in kept if (one.key.width, one.key.rows) == (plan.key.width, plan.key.rows)]
+        if not any(one.key.spans(plan.key) for one in same):
             kept.append(plan)
     return kept

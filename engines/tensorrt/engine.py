@@ -8,7 +8,15 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ..contract import ADAPTER, ALIGNMENT, MAX_DRAFT_LENGTH, AnyContract, Contract, VisionContract
+from ..contract import (
+    ADAPTER,
+    ALIGNMENT,
+    MAX_DRAFT_LENGTH,
+    WHOLE_IMAGES,
+    AnyContract,
+    Contract,
+    VisionContract,
+)
 from ..engine import Engine, Step, chunks
 from ..errors import EngineError
 from ..steps import line
@@ -22,10 +30,15 @@ def open_engines(
     name: str, models: Sequence[tuple[Path, AnyContract]], device: str, exact_weights: bool, alone: bool
 ) -> Sequence[Engine]:
     """Open the models' plans for this GPU; a graph that sees is opened alone."""
-    capability = compute_capability(device)
     graph, contract = models[0]
+    if isinstance(contract, Contract) and WHOLE_IMAGES in contract.capabilities:
+        raise EngineError(
+            f"{graph} reads all tokens of an image in one call, for which no plans are made; use engine onnxruntime or "
+            "torch, or export without --images"
+        )
+    capability = compute_capability(device)
     if isinstance(contract, VisionContract):
-        [plan] = choose_plans(graph, capability)
+        plan = choose_plans(graph, capability)[0]
         opened = OpenedPlan(RuntimeLibrary(plan.key.engine), graph.parents[1], plan, contract)
         return [SeeingEngine(contract, device, opened, current_stream)]
     return _open_models(cast("Sequence[tuple[Path, Contract]]", models), device, capability)

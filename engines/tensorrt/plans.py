@@ -44,10 +44,15 @@ class PlanKey:
         """Whether it is of the graph that has room for adapters."""
         return any(name == "columns" for name, _, _ in self.ranges)
 
+    def spans(self, other: "PlanKey") -> bool:
+        """Whether it takes all batches, and all of the sizes that may differ, that another takes."""
+        own = {name: (least, most) for name, least, most in (("batch", *self.batch), *self.ranges)}
+        theirs = [each for each in (("batch", *other.batch), *other.ranges) if each[0] in own]
+        return all(own[name][0] <= least and most <= own[name][1] for name, least, most in theirs)
+
     def covers(self, other: "PlanKey") -> bool:
         """Whether it runs all steps that one of these sizes runs."""
-        inside = self.batch[0] <= other.batch[0] and other.batch[1] <= self.batch[1]
-        return inside and other.width <= self.width and other.rows <= self.rows
+        return self.spans(other) and other.width <= self.width and other.rows <= self.rows
 
     @property
     def folder(self) -> Path:

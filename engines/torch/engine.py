@@ -100,6 +100,7 @@ class TorchEngine(Engine):
         self._module = lru_cache(KEPT_SHAPES)(self._convert)
         self._compiled_step = lru_cache(KEPT_SHAPES)(self._compile)
         self._kept_code = KeptCode(graph) if compiled else None
+        self._over: list[TorchEngine] = []  # engines over the same constants
         self._computed = [spec for spec in contract.outputs if spec.name not in contract.aliases]
         if not isinstance(contract, VisionContract):  # whose sizes must fit each other
             trial = self._convert(TRIAL)  # refuse now what cannot be converted
@@ -144,11 +145,12 @@ class TorchEngine(Engine):
         return most_bytes(rows, self.contract.heads, capacity, size)
 
     def over(self, change: Callable[[Sequence[Node]], list[Node]]) -> "TorchEngine":
-        """Return an engine over the same constants, whose nodes are others."""
+        """Return an engine over the same constants, whose nodes are others; it is closed with this one."""
         other = copy(self)
         other._nodes, other._nodes_of_few = change(self._nodes), change(self._nodes_of_few)
         other._module = lru_cache(KEPT_SHAPES)(other._convert)
         other._compiled_step = lru_cache(KEPT_SHAPES)(other._compile)
+        self._over.append(other)
         return other
 
     def capturable(self) -> bool:
@@ -170,9 +172,10 @@ class TorchEngine(Engine):
         if self._with_adapters.cache_info().currsize:
             self._with_adapters().close()
         self._with_adapters.cache_clear()
-        self._constants = {}
-        self._module.cache_clear()
-        self._compiled_step.cache_clear()
+        for one in (self, *self._over):
+            one._constants = {}
+            one._module.cache_clear()
+            one._compiled_step.cache_clear()
         if self._kept_code is not None:
             self._kept_code.close()
 

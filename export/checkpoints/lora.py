@@ -45,7 +45,9 @@ def merged(model: Any, folder: Path) -> Any:
     from peft import PeftModel, load_peft_weights, set_peft_model_state_dict
 
     try:
-        adapted = PeftModel.from_pretrained(model, str(folder), local_files_only=True)
+        adapted = PeftModel.from_pretrained(
+            model, str(folder), local_files_only=True
+        )  # which keeps what it lacks quiet
         weights = load_peft_weights(str(folder), device="cpu", local_files_only=True)
         placed: Any = set_peft_model_state_dict(adapted, weights)
         if unknown := sorted(placed.unexpected_keys):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from ...engines import ExportError, VisionContract
 from ...engines.tensorrt import Ranges
 
 SETTINGS = "images.json"
+LONGEST_TO_SHORTEST = 200  # sides of an image that Qwen reads
 
 Settings = Mapping[str, Any]
 
@@ -41,7 +43,21 @@ def _shapes(settings: Settings) -> dict[str, tuple[int, int]]:
 def _patches(settings: Settings) -> dict[str, tuple[int, int]]:
     if not settings["bounds"]:
         raise _unbounded()
-    return {"patches": (settings["merge"] ** 2, settings["bounds"][1] // settings["patch"] ** 2)}
+    fewest, most = settings["bounds"]
+    pixels = _most_pixels(fewest, most, settings["patch"] * settings["merge"])
+    return {"patches": (settings["merge"] ** 2, pixels // settings["patch"] ** 2)}
+
+
+def _most_pixels(fewest: int, most: int, side: int) -> int:
+    """Return how many pixels an image has at most whose sides are multiples of `side`, nearly within these bounds.
+
+    A narrow one that is shrunk keeps one such square across; one that is enlarged is rounded up both ways.
+    """
+    narrow = isqrt(LONGEST_TO_SHORTEST * most) // side
+    enlarged = [isqrt(LONGEST_TO_SHORTEST * fewest) // side + 1]
+    for across in range(2, isqrt(fewest) // side + 2):  # each is wider than one square less
+        enlarged.append(across * min(enlarged[0], fewest // ((across - 1) * side**2) + 1))
+    return max(most // side**2, narrow, *enlarged) * side**2
 
 
 def _unbounded() -> ExportError:

@@ -1,7 +1,9 @@
 """The engine torch computes what ONNX Runtime does, in place, without a look at a tensor's value on the host."""
 
+import gc
 import shutil
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from trt_spec.engines import Bundle, Contract, Engine, EngineError, blank_cache, blank_step, open_engine
 from trt_spec.engines.torch import ops
+from trt_spec.engines.torch.engine import TRIAL, TorchEngine
 from trt_spec.export.checking.scenarios import write_script
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.runtime import Decoder, SamplingParams
@@ -37,6 +40,20 @@ def opened(pair: Pair, name: str = "torch", device: str = "cpu") -> Engine:
 @pytest.fixture(scope="module")
 def engine(llama: Pair) -> Engine:
     return opened(llama)
+
+
+def test_nothing_holds_weights_once_it_is_closed(llama: Pair):
+    """Nor does an engine over the same constants, as shards have for rounds that pick the best token."""
+    closed = opened(llama)
+    assert isinstance(closed, TorchEngine)
+    other = closed.over(list)
+    for one in (closed, other):
+        one._module(TRIAL)
+    weights = [weakref.ref(constant) for constant in closed._constants.values()]
+    closed.close()
+    gc.collect()
+    assert weights
+    assert not [one for one in weights if one() is not None]
 
 
 # What it computes.

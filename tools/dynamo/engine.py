@@ -15,7 +15,7 @@ from dynamo.common.backend.publisher import PushSource
 from dynamo.common.utils.token_ids import normalize_request_token_ids
 from dynamo.llm.exceptions import EngineShutdown, InvalidArgument
 
-from ...engines import BLOCK_TOKENS, RequestError
+from ...engines import BLOCK_TOKENS, EngineEnded, RequestError
 from ...runtime import Decoder, Piece
 from ...runtime.memory.prefixes import Block
 from ..serving.errors import ApiError
@@ -26,6 +26,7 @@ from .requests import chunk_of, submission_of
 
 MOST_WAITING = 10_000  # Dynamo hands over no more at once
 LINGER_SECONDS = 5  # for a round to end
+DEAD = "this worker's decoder has died; another one goes on"
 
 
 class DynamoEngine(LLMEngine):  # type: ignore[misc]  # it has no types here
@@ -91,8 +92,11 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # it has no types here
                     yield chunk_of(pieces, self._spelling)
                     pieces = []
             if self.stepper.error is not None:
-                raise EngineShutdown("this worker's decoder has died; another one goes on")
-            ours.output()  # raises the error of a request that failed
+                raise EngineShutdown(DEAD)
+            try:
+                ours.output()  # raises the error of a request that failed
+            except EngineEnded as error:  # of which the thread that steps is about to die
+                raise EngineShutdown(DEAD) from error
             if self._ends and ours.finish_reason == "cancelled":
                 raise EngineShutdown("this worker ends; another one goes on")
             yield chunk_of([*pieces, *ours.take()], self._spelling) | {"finish_reason": ours.finish_reason}

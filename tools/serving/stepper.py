@@ -242,8 +242,8 @@ class Stepper:
         try:
             self._step_until_closed()
         except BaseException as error:  # a library has panicked: nothing that it holds can be relied upon
-            log.critical("the decoder's thread has died: %s", error, exc_info=error)
             self.error = error
+            log.critical("the decoder's thread has died: %s", error, exc_info=error)
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._end_all)
 
@@ -272,7 +272,9 @@ class Stepper:
             self._report()
             if not busy:
                 while not self._work.wait(IDLE_SECONDS):
+                    self._step_began = time.perf_counter()  # that may be stuck, too
                     self.decoder.target.engine.require()
+                    self._step_began = None
                 self._work.clear()
 
     def _report(self) -> None:

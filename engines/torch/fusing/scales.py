@@ -12,9 +12,11 @@ def fuse(graph: Rewriting) -> int:
     states = [state for state in contract.of_kind(TOKEN) if state.dtype in EIGHT_BITS]
     fired = 0
     for numbers in [f"present_{state.name}" for state in states]:
-        [cast, *others] = graph.readers(numbers)
-        product = graph.only_reader(cast.outputs[0], "Mul")
-        if others or cast.op != "Cast" or product is None:
+        readers = graph.readers(numbers)
+        if [node.op for node in readers] != ["Cast"]:
+            continue
+        [cast] = readers
+        if (product := graph.only_reader(cast.outputs[0], "Mul")) is None:
             continue
         [scales] = (each for each in product.inputs if each != cast.outputs[0])
         graph.replace([cast, product], fused("Widened", [numbers, scales], product.outputs, **cast.attributes))

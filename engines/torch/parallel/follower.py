@@ -24,9 +24,9 @@ GONE = 3  # the exit status of a shard that the others have left
 
 
 class Follower:
-    def __init__(self, engine: TorchEngine, line: Line) -> None:
+    def __init__(self, engine: TorchEngine, rank: int, line: Line) -> None:
         self._engine, self._line, self._device = engine, line, engine.device
-        self._picking = cache(partial(picking, engine))
+        self._picking = cache(partial(picking, engine, rank))
         self._memory: dict[int, Tensor] = {}
         self._steps: dict[int, tuple[Step, Packed]] = {}
         self._records: dict[int, torch.cuda.CUDAGraph] = {}
@@ -114,7 +114,7 @@ def follow(folder: Path, rank: int, device: str, *, compiled: bool = False) -> N
         attending.ready()
         for number in (signal.SIGINT, signal.SIGTERM):  # the leader ends when its requests have ended, and this with it
             signal.signal(number, signal.SIG_IGN)
-        Follower(engine, attending.line).follow()
+        Follower(engine, rank, attending.line).follow()
     except (EngineError, RuntimeError, OSError) as error:  # the leader says what has failed, if it is there
         print(f"shard {rank} of the target ends: {first_line(error)}", file=sys.stderr)
         raise SystemExit(GONE) from None

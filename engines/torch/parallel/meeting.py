@@ -30,6 +30,7 @@ SECRET_S = 5  # seconds that whoever calls has to say it
 READY, FAILED = "ready", "failed"
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 POLL_S = ENDING_S = 0.2
+LAST_S = 10  # seconds in which all others are to end
 
 
 @dataclass(frozen=True)
@@ -150,9 +151,10 @@ class Gathering:
         self._ended = True
         for line in self.lines:
             line.close()
+        until = time.monotonic() + LAST_S
         for process in self._processes:
             try:
-                process.wait(10)
+                process.wait(max(0.0, until - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -3,20 +3,18 @@
 from collections.abc import Sequence
 from functools import partial
 
-import torch.distributed as dist
-
 from ..engine import TorchEngine
 from ..onnx_graph import Node
 
 GATHER = "trt_spec::AllGather"
 
 
-def picking(engine: TorchEngine, vocab_size: int) -> TorchEngine:
+def picking(engine: TorchEngine, rank: int, vocab_size: int) -> TorchEngine:
     """Return a shard's engine that gathers of the logits no more than the best of the first so many tokens need."""
-    return engine.over(partial(_with_best, vocab_size=vocab_size, size=engine.contract.vocab_size))
+    return engine.over(partial(_with_best, rank=rank, vocab_size=vocab_size, size=engine.contract.vocab_size))
 
 
-def _with_best(nodes: Sequence[Node], vocab_size: int, size: int) -> list[Node]:
+def _with_best(nodes: Sequence[Node], rank: int, vocab_size: int, size: int) -> list[Node]:
     gather = next((node for node in nodes if node.op == GATHER), None)
     if gather is None:  # every shard has all logits
         return [*nodes]
@@ -24,5 +22,5 @@ def _with_best(nodes: Sequence[Node], vocab_size: int, size: int) -> list[Node]:
     if -(-size // shards) * (shards - 1) >= vocab_size:  # the last shard has padding alone
         return [*nodes]
     kept = [node for node in nodes if node is not gather and gathered not in node.inputs]
-    given = {"shards": shards, "rank": dist.get_rank(), "vocab_size": vocab_size, "size": size}
+    given = {"shards": shards, "rank": rank, "vocab_size": vocab_size, "size": size}
     return [*kept, Node("best", "trt_spec::BestOfShards", gather.inputs, ("logits",), given)]

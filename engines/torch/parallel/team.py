@@ -25,7 +25,7 @@ class Team:
 
     def __init__(self, graph: Path, contract: Contract, devices: Sequence[str], compiled: bool) -> None:
         self.engine = TorchEngine(graph, contract, devices[0], compiled)
-        self.picking = cache(partial(picking, self.engine))
+        self.picking = cache(partial(picking, self.engine, 0))
         self.users = 0
         self._unsaid: deque[Command] = deque()  # no lock: memory is forgotten wherever Python collects garbage
         self._working = threading.RLock()

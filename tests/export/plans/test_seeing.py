@@ -1,5 +1,6 @@
 """TensorRT plans of targets that see, and of the graphs that see for them: compiled for RTX."""
 
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,15 +12,17 @@ from trt_spec.engines import WHOLE_IMAGES, Bundle, ExportError, TensorSpec, Visi
 from trt_spec.export import export_bundle
 from trt_spec.export.plans.build import build_plans
 from trt_spec.export.plans.roles import BuildOptions
-from trt_spec.export.plans.seeing import ranges_of_images
+from trt_spec.export.plans.seeing import LONGEST_TO_SHORTEST, SIZES, ranges_of_images
 from trt_spec.export.writing.images import write_image_settings
+from trt_spec.runtime.images.families import qwen
+from trt_spec.runtime.images.families.qwen import Qwen
 
 from ...kit.seeing_models import Seeing, seeing
 
 RANGES = {
     "llava": {"tiles": (1, 1)},
-    "qwen2_5_vl": {"patches": (4, 48)},
-    "qwen3_vl": {"patches": (4, 48)},
+    "qwen2_5_vl": {"patches": (4, 192)},
+    "qwen3_vl": {"patches": (4, 192)},
     "mistral3": {"image_height": (14, 70), "image_width": (14, 70)},
     "idefics3": {"tiles": (1, 26)},
     "smolvlm": {"tiles": (1, 26)},
@@ -68,6 +71,23 @@ def test_tokens_of_an_image_that_see_each_other_are_refused_by_name(
         f"the target of bundle {path} reads all tokens of an image in one call, for which no plans are "
         "made; use engine onnxruntime or torch, or export without --images"
     )
+
+
+@pytest.mark.parametrize(
+    ("fewest", "most", "patch", "bound_is_enough"),
+    [(3136, 12_845_056, 14, True), (784, 100_352, 14, False), (784, 9408, 14, False), (100_352, 100_352, 14, False)],
+)
+def test_a_plan_has_room_for_every_image_that_is_read(
+    fewest: int, most: int, patch: int, bound_is_enough: bool
+) -> None:
+    """Narrow images, and those that are enlarged to the least size, may have more pixels than the bounds say."""
+    assert qwen.LONGEST_TO_SHORTEST == LONGEST_TO_SHORTEST
+    settings = {"bounds": (fewest, most), "patch": patch, "merge": 2}
+    family = Qwen(scaling=None, frames=2, image_token=0, **settings)  # type: ignore[arg-type]
+    shapes = [(7 * 2**one, 7 * 2**one * ratio) for one in range(9) for ratio in range(1, 201)]
+    largest = max(math.prod(family._fitting(*shape)) for shape in shapes)
+    assert (largest <= most) == bound_is_enough
+    assert largest // patch**2 <= SIZES["qwen"](settings)["patches"][1] <= 1.1 * max(largest, most) // patch**2
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ PROMPT = [5, 9, 17, 5, 9, 20, 33]
 ROWS = (None, "wide", "narrow", "wide", None)  # their adapters
 TOKENS = 24
 GREEDY = SamplingParams(max_new_tokens=TOKENS, temperature=0, ignore_eos=True)
-COUPLED = SamplingParams(max_new_tokens=TOKENS, rule="coupled", seed=7, ignore_eos=True)
+COUPLED = SamplingParams(max_new_tokens=TOKENS, temperature=1, rule="coupled", seed=7, ignore_eos=True)
 CHOICES = [(0, "none"), (3, "model"), ("3x2", "model"), ("4+2", "model"), (4, "suffix"), ("2/5", "model")]
 
 

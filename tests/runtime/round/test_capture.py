@@ -59,8 +59,8 @@ def test_meta_tensors_do_notice_a_host_that_reads(read: Callable[[Tensor], objec
 
 ASKED = (
     SamplingParams(max_new_tokens=40, temperature=0),
-    SamplingParams(max_new_tokens=150, seed=3, top_p=0.9, presence_penalty=0.5),
-    SamplingParams(max_new_tokens=40, seed=3, rule="coupled", logprobs=2),
+    SamplingParams(max_new_tokens=150, temperature=1, seed=3, top_p=0.9, presence_penalty=0.5),
+    SamplingParams(max_new_tokens=40, temperature=1, seed=3, rule="coupled", logprobs=2),
 )
 
 

@@ -148,6 +148,18 @@ def test_an_engine_that_ends_while_there_is_nothing_to_do_ends_the_server(llama:
         until(lambda: served.service.stepper.state == "dead")
 
 
+def test_an_engine_that_never_says_whether_it_is_there_is_stuck(llama: Pair, monkeypatch: pytest.MonkeyPatch):
+    goes_on = threading.Event()
+    monkeypatch.setattr(stepper, "IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(stepper, "STUCK_SECONDS", 0.1)
+    with serving(llama) as served:
+        monkeypatch.setattr(served.decoder.target.engine, "require", goes_on.wait)
+        assert served.post("/v1/completions", LONG | {"max_tokens": 1}).status_code == 200
+        until(lambda: served.service.stepper.state == "stuck")
+        goes_on.set()
+        until(lambda: served.service.stepper.state == "alive")
+
+
 def test_the_process_of_a_dead_decoder_ends_with_a_code_of_its_own(
     llama: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
