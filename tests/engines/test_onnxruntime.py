@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from trt_spec.engines import Bundle, Engine, EngineError, blank_cache, blank_step, make_step, open_engine, usable_cores
 from trt_spec.engines.onnxruntime import GPU, Threads, nodes_elsewhere, open_session, share_threads
-from trt_spec.export import export_bundle, pipeline
+from trt_spec.export import export_bundle
+from trt_spec.export.pipeline import model as export_model
 from trt_spec.export.writing.graph import write_fused
 from trt_spec.runtime import Decoder
 from trt_spec.runtime.memory.tokens import Tokens
@@ -388,7 +389,7 @@ def test_an_export_keeps_no_graph_that_the_library_here_does_not_know(
         as_of_tomorrow(folder / "onnxruntime.onnx", change)
         return fired
 
-    monkeypatch.setattr(pipeline, "write_fused", write)
+    monkeypatch.setattr(export_model, "write_fused", write)
     checkpoint = tiny_llama(tmp_path / "checkpoint", head_dim=32)
     report = export_bundle(checkpoint, tmp_path / "bundle")
     [note] = report.notes

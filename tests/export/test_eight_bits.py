@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from trt_spec.engines import EIGHT_BITS, SLACK, Bundle, ExportError, in_eight_bits, keys_and_values
-from trt_spec.export import ExportReport, export_bundle, pipeline
+from trt_spec.export import ExportReport, export_bundle
 from trt_spec.export.passes.quantise import Quantisation
+from trt_spec.export.pipeline import model as export_model
 from trt_spec.export.plans.compiler import Compiler, PlanKey
 from trt_spec.export.tracing import cache as traced_cache
 from trt_spec.export.tracing.eight_bits import narrowed, widened
@@ -98,7 +99,7 @@ def test_channels_of_keys_that_are_larger_than_others_cost_a_tenth_of_what_they_
     factors = factors_of(tmp_path / "divided")
     assert list(factors) == ["key_0", "key_1"]
     assert all(one[0, 0, 3] > 4 * one[0, 0, 4] for one in factors.values())
-    monkeypatch.setattr(pipeline, "key_factors", lambda *_: {})
+    monkeypatch.setattr(export_model, "key_factors", lambda *_: {})
     assert cost("undivided") > 8 * divided
 
 
@@ -108,7 +109,7 @@ def test_factors_that_differ_from_those_of_the_check_fail_the_export(
     def others(*given: Any, **more: Any) -> Any:
         return build_graph(*given[:-1], {name: one.flip(-1) for name, one in given[-1].items()}, **more)
 
-    monkeypatch.setattr(pipeline, "build_graph", others)
+    monkeypatch.setattr(export_model, "build_graph", others)
     with pytest.raises(ExportError, match=r"does not compute what its checkpoint computes: in the scenario 'deep"):
         export_bundle(tiny_llama(tmp_path / "c"), tmp_path / "b", cache="int8")
 

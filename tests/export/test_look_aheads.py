@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from trt_spec.engines import Bundle, ExportError, blank_cache, make_step, open_engine
-from trt_spec.export import pipeline
 from trt_spec.export.checking.quality import Sample
 from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
 from trt_spec.export.checkpoints.vocabulary import read_vocabulary
@@ -19,6 +18,7 @@ from trt_spec.export.kinds import open_look_aheads
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.export.pipeline import SAMPLE as SHIPPED_SAMPLE
 from trt_spec.export.pipeline import export_bundle
+from trt_spec.export.pipeline import model as export_model
 from trt_spec.tools.making.kept_bundles import DEMO_DRAFTS, TARGET
 
 from ..kit.heads import look_aheads, parallel_heads
@@ -100,14 +100,14 @@ def test_look_aheads_go_beside_heads_that_share_the_targets_embedding(tmp_path: 
 def test_a_graph_that_reads_them_in_another_order_fails_its_check(
     tmp_path: Path, target: Path, head: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build = pipeline.build_graph
+    build = export_model.build_graph
 
     def shifted(model: Any, *arguments: Any) -> Any:
         rows = model.get_input_embeddings().weight.data[-COUNT:]
         rows.copy_(rows.roll(1, 0))
         return build(model, *arguments)
 
-    monkeypatch.setattr(pipeline, "build_graph", shifted)
+    monkeypatch.setattr(export_model, "build_graph", shifted)
     with pytest.raises(ExportError, match="in the scenario 'look-aheads' a logit is off by"):
         export_bundle(target, tmp_path / "bundle", head)
     assert not (tmp_path / "bundle").exists()
@@ -119,7 +119,7 @@ def test_a_graph_that_reads_them_in_another_order_fails_its_check(
 def test_a_graph_that_adds_a_lora_elsewhere_or_not_at_all_fails_its_check(
     tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch, fault: str, scenario: str
 ) -> None:
-    head, build = look_aheads(tmp_path / "head", target, COUNT, rank=2), pipeline.build_graph
+    head, build = look_aheads(tmp_path / "head", target, COUNT, rank=2), export_model.build_graph
 
     def faulty(model: Any, *arguments: Any) -> Any:
         if fault == "forgotten in one layer":
@@ -129,7 +129,7 @@ def test_a_graph_that_adds_a_lora_elsewhere_or_not_at_all_fails_its_check(
             patched.setattr(look_aheads_kind.Gate, "opens_to", lambda self, ids: ids >= 0)
             return build(model, *arguments)
 
-    monkeypatch.setattr(pipeline, "build_graph", faulty)
+    monkeypatch.setattr(export_model, "build_graph", faulty)
     with pytest.raises(ExportError, match=f"in the scenario '{scenario}' a logit is off by"):
         export_bundle(target, tmp_path / "bundle", head)
     assert not (tmp_path / "bundle").exists()

@@ -248,7 +248,7 @@ def test_a_graph_of_onnx_runtimes_own_that_fails_is_left_out_and_named_and_the_s
         onnx.save(model, file)
         return fired
 
-    with patch("trt_spec.export.pipeline.write_fused", write_spoilt):
+    with patch("trt_spec.export.pipeline.model.write_fused", write_spoilt):
         report = export_bundle(checkpoint, tmp_path / "bundle")
     bundle = Bundle.open(report.path)
     assert ("target/onnxruntime.onnx" in bundle.files) == (bundle.path / "target/onnxruntime.onnx").exists()
@@ -435,6 +435,6 @@ def test_different_chat_templates_are_noted(tmp_path: Path) -> None:
 
 
 def test_check_without_onnx_runtime_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trt_spec.export.pipeline.find_spec", lambda name: None)
+    monkeypatch.setattr("trt_spec.export.pipeline.settings.find_spec", lambda name: None)
     with pytest.raises(ExportError, match=r"needs ONNX Runtime, which is not installed; pip install 'trt-spec\[cpu\]'"):
         export_bundle(tmp_path / "any", tmp_path / "bundle")

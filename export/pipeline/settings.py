@@ -1,0 +1,70 @@
+"""What an export is asked for beside its checkpoints, and what goes with what."""
+
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+
+from ...engines import ExportError
+from ...engines.bundle import TARGET
+from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.narrow_caches import CACHES, FULL
+from ..passes.quantise import AUTO, Quantisation
+from ..writing.graph import WIDE
+
+DTYPES = ("float32", "float16", "bfloat16")
+BLOCKS_OF = {  # by how most of a file is stored
+    **{f"GGUF, {kind}": "int4" for kind in ("Q4_0", "Q4_1", "Q4_K")},
+    **{f"GGUF, {kind}": "int8" for kind in ("Q8_0", "Q6_K")},
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How models are stored, what the target has room for, and whether all of it is checked."""
+
+    dtype: str = "float32"
+    weights: Quantisation = WIDE  # of the target
+    draft_weights: Quantisation = WIDE
+    cache: str = FULL
+    check: bool = True
+    images: bool = False  # that the target sees
+    adapters: int = 0  # that requests may bring for the target,
+    adapter_rank: int = 16  # each of so many columns at most
+    shards: int = 1  # of the target
+    exact_sums: bool = False  # between them
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ExportError(f"dtype is {self.dtype!r}, expected {', '.join(DTYPES)}")
+        if self.cache not in CACHES:
+            raise ExportError(f"cache is {self.cache!r}, expected {', '.join(CACHES)}")
+        if self.check and find_spec("onnxruntime") is None:
+            raise ExportError(
+                "the check needs ONNX Runtime, which is not installed; pip install 'trt-spec[cpu]' or export unchecked"
+            )
+        if self.splits:
+            self._refuse_split()
+
+    def _refuse_split(self) -> None:
+        """Refuse what has no shards yet."""
+        if self.images:
+            raise ExportError("a target in shards cannot see yet; leave one of them out")
+        if self.adapters:
+            raise ExportError("a target in shards has no room for adapters yet; leave one of them out")
+        if self.cache != FULL:
+            raise ExportError(f"a target in shards cannot keep its cache in {self.cache} yet; leave one of them out")
+
+    @property
+    def splits(self) -> bool:
+        """Whether the target's graph gets sums between shards, or those of one in float64."""
+        return self.shards > 1 or self.exact_sums
+
+    def stored(self, role: str) -> Quantisation:
+        return self.weights if role == TARGET else self.draft_weights
+
+    def settled(self, role: str, checkpoint: Checkpoint) -> Quantisation:
+        """Settle what `auto` means for a checkpoint: what a GGUF file holds is kept, others stay as they are."""
+        weights = self.stored(role)
+        if weights.kind != AUTO:
+            return weights
+        found = BLOCKS_OF.get(checkpoint.stored_as) if self.dtype == "float32" and checkpoint.lora is None else None
+        return weights.unless_stored() if found is None else replace(weights, kind=found, as_stored=True)
