@@ -81,6 +81,10 @@ class Engine:
     def require(self) -> None:
         """Raise `EngineEnded` if one of its other devices has gone."""
 
+    def gone(self) -> str:
+        """Say which of its other devices has gone, if one has; any thread may ask, also while a step waits for it."""
+        return ""
+
     def recording(self, record: object) -> "AbstractContextManager[None]":
         """Let its other devices record, too, what they do until the block ends."""
         return nullcontext()

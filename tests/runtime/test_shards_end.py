@@ -1,11 +1,13 @@
 """Shards go on together after preemption, and end together: if one has gone, and with the process that leads them."""
 
 import os
+import queue
 import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -110,6 +112,27 @@ def test_that_a_shard_has_gone_is_known_while_there_is_nothing_to_do(bundle: Pat
         for _ in range(2):
             with pytest.raises(EngineEnded, match="shard 1 of the target has ended with status -9"):
                 decoder.target.engine.require()
+
+
+@pytest.mark.exhaustive
+def test_that_a_shard_has_gone_is_known_while_a_step_waits_for_it(llama: Pair, tmp_path: Path) -> None:
+    """Where nothing lets the step fail, as on GPUs. The other shards wait for it as well, and are ended."""
+    in_shards(llama.bundle, tmp_path / "bundle", 4)
+    with Decoder.open(tmp_path / "bundle", "torch", max_batch=1) as decoder:
+        engine, known = decoder.target.engine, queue.SimpleQueue[str]()
+        processes = engine._team._others._processes
+        assert engine.gone() == ""
+        with engine._team._working:  # as a step has it
+            processes[1].kill()
+            processes[1].wait()
+            asks = threading.Thread(target=lambda: known.put(engine.gone()))
+            asks.start()
+            assert known.get(timeout=30) == "shard 2 of the target has ended with status -9"
+        assert [process.wait(30) for process in processes] == [-9] * 3
+        asks.join()
+        with pytest.raises(EngineEnded):
+            engine.require()
+        assert engine.gone() == "", "they have been ended"
 
 
 @pytest.mark.parametrize("said", [b"", b"{}", b"x" * 64])

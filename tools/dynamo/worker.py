@@ -91,6 +91,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Dynamo drains, and would call our handler as well
         run(DynamoEngine, engine_factory=made)
+        engine.stepper.leave_if_stuck()
         return 0 if engine.stepper.error is None else BROKEN
 
 

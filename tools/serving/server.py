@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import logging
-import os
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
@@ -77,14 +76,11 @@ def serve(
     gc.collect()
     gc.freeze()  # what is loaded stays loaded: each time it was looked through again, all streams stopped for 0.1 s
     run_loop(until_a_signal())
-    if service.stepper.error is not None:
-        say(f"the decoder's thread has died ({first_line(service.stepper.error)}); start the server again")
-        return BROKEN
-    if service.stepper.state != "dead":
-        log.critical("the decoder is stuck in a step, and the process ends without it")
-        logging.shutdown()
-        os._exit(BROKEN)
-    return 0
+    error = service.stepper.error
+    if error is not None:
+        say(f"the decoder's thread has died ({first_line(error)}); start the server again")
+    service.stepper.leave_if_stuck()
+    return 0 if error is None else BROKEN
 
 
 def run_loop(serving: Coroutine[Any, Any, None]) -> None:

@@ -6,6 +6,7 @@ what that saves is time for rounds. An end is reported at once.
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,8 @@ log = logging.getLogger(__name__)
 MERGED_SECONDS = 0.03  # between two chunks of a stream, at least, while requests wait for a row
 PAUSE_SECONDS = 0.05  # after a failed round: one that fails at once, again and again, must not fill the log
 ENDED_BY_DEATH = "the decoder's thread has died ({reason}), the server ends; send the request to another"
-IDLE_SECONDS = 5  # after which an engine that has nothing to do is asked whether it is still there
+IDLE_SECONDS = 5  # after which an engine that has nothing to do is asked whether it is still there,
+WAITING_SECONDS = 5  # and one that has not come back from a step
 STUCK_SECONDS = 300  # in one step; the longest that are known, which compile a model, take two minutes
 CANCEL_SECONDS = 5  # for requests to end that were cancelled
 BROKEN = 70  # the exit code of a process whose decoder has died, or never came back from a step
@@ -52,12 +54,14 @@ class Stepper:
         self.dead = asyncio.Event()
         self._all_ended = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
+        self._watching: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._keep_stepping, name="trt-spec-steps", daemon=True)
 
     def start(self) -> None:
         """Begin to step, for the event loop that is running."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
+        self._watching = asyncio.create_task(self._watch())
 
     @property
     def alive(self) -> bool:
@@ -66,7 +70,7 @@ class Stepper:
     @property
     def state(self) -> str:
         """Whether its thread is alive, dead, or stuck in a step."""
-        if not self.alive:
+        if not self.alive or self.error is not None:
             return "dead"
         return "stuck" if self.step_seconds > STUCK_SECONDS else "alive"
 
@@ -171,6 +175,8 @@ class Stepper:
     async def close(self) -> None:
         """End the thread, unless it is stuck in a step."""
         self._closing = self.draining = True
+        if self._watching is not None:
+            self._watching.cancel()
         self._work.set()
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, JOIN_SECONDS)
@@ -246,6 +252,21 @@ class Stepper:
             log.critical("the decoder's thread has died: %s", error, exc_info=error)
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._end_all)
+
+    async def _watch(self) -> None:
+        """End where a device has gone for which a step waits: it may never come back."""
+        while self.error is None:
+            await asyncio.sleep(WAITING_SECONDS)
+            if self.step_seconds > WAITING_SECONDS and (why := self.decoder.target.engine.gone()):
+                self.error = EngineEnded(why)
+                self._end_all()
+
+    def leave_if_stuck(self) -> None:
+        """End the process without the thread, if that has not come back from a step: it holds what closing needs."""
+        if self.alive:
+            log.critical("the decoder is stuck in a step, and the process ends without it")
+            logging.shutdown()
+            os._exit(BROKEN)
 
     def _end_all(self) -> None:
         """Tell all clients that the thread has died; the event loop calls it."""

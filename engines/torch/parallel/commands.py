@@ -57,11 +57,18 @@ class Line:
             found += some
         return bytes(found)
 
-    def require(self) -> None:
-        """Raise `Closed` if the other side has gone; it says nothing unasked."""
+    @property
+    def gone(self) -> bool:
+        """Whether the other side has gone; it says nothing unasked."""
         poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        if poll.poll(0):
+        try:
+            poll.register(self._socket, select.POLLIN)
+        except ValueError:  # this side has closed it
+            return True
+        return bool(poll.poll(0))
+
+    def require(self) -> None:
+        if self.gone:
             raise Closed("a shard's process has gone")
 
     def wait_forever(self) -> None:

@@ -46,6 +46,9 @@ class ShardedEngine(Engine):
     def require(self) -> None:
         self._team.require()
 
+    def gone(self) -> str:
+        return self._team.gone()
+
     def picking(self, vocab_size: int) -> Engine:
         other = copy(self)
         other._among = vocab_size

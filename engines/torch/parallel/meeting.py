@@ -144,6 +144,15 @@ class Gathering:
                 return f"shard {rank} of the target has ended with status {process.wait(ENDING_S)}"
         return ""
 
+    def gone(self) -> str:
+        """Say which other process has gone, if one has, and end those that were started here."""
+        if self._ended or not any(line.gone for line in self.lines):
+            return ""
+        why = self.who_ended() or "a shard's process has gone"
+        for process in self._processes:
+            process.kill()
+        return why
+
     def end(self) -> None:
         """Let all others end, once: by the next time this process may be in the group of other shards."""
         if self._ended:

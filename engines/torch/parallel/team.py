@@ -69,6 +69,10 @@ class Team:
             for line in self._others.lines:
                 line.require()
 
+    def gone(self) -> str:
+        """Say which shard has gone, if one has, without waiting for a step; the other ones end then."""
+        return self._others.gone()
+
     @contextmanager
     def recording(self, number: int) -> Iterator[None]:
         """Let the others record what they do until the block ends, in which nobody else may ask for anything."""

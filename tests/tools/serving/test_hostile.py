@@ -148,6 +148,28 @@ def test_an_engine_that_ends_while_there_is_nothing_to_do_ends_the_server(llama:
         until(lambda: served.service.stepper.state == "dead")
 
 
+def test_a_step_that_waits_for_a_device_that_has_gone_ends_the_server(
+    llama: Pair, gate: Gate, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """It may never come back, so the process ends without its thread."""
+    monkeypatch.setattr(stepper, "WAITING_SECONDS", 0.05)
+    monkeypatch.setattr(stepper, "JOIN_SECONDS", 0.2)
+    left: list[int] = []
+    monkeypatch.setattr(stepper.os, "_exit", left.append)
+    with serving(llama, max_batch=1) as served:
+        monkeypatch.setattr(served.decoder.target.engine, "gone", lambda: "shard 1 has ended")
+        answer = served.post("/v1/completions", LONG)
+        assert (answer.status_code, "has died (shard 1 has ended)" in answer.text) == (500, True)
+        assert served.service.stepper.alive, "the thread is in its step"
+        assert served.service.stepper.state == "dead"
+        until(lambda: served.service.stepper._closing)
+        monkeypatch.setattr(server, "run_loop", lambda coroutine: coroutine.close())
+        server.serve(None, served.service, None, 0, lambda: None)
+        assert left == [server.BROKEN]
+        assert "shard 1 has ended" in capsys.readouterr().err
+        gate.let(10_000)
+
+
 def test_an_engine_that_never_says_whether_it_is_there_is_stuck(llama: Pair, monkeypatch: pytest.MonkeyPatch):
     goes_on = threading.Event()
     monkeypatch.setattr(stepper, "IDLE_SECONDS", 0.01)
@@ -181,7 +203,7 @@ def test_a_step_that_never_ends_shows_and_does_not_keep_the_server_from_ending(
     with serving(llama, max_batch=1, drain_seconds=0.2) as served:
         assert served.http.get("/health").json() == {"status": "alive"}
         ended: list[int] = []
-        monkeypatch.setattr(server.os, "_exit", ended.append)
+        monkeypatch.setattr(stepper.os, "_exit", ended.append)
         client = threading.Thread(target=lambda: httpx.post(f"{served.url}/v1/completions", json=LONG, timeout=60))
         client.start()
         until(lambda: served.service.stepper.state == "stuck")
