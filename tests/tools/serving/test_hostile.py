@@ -175,8 +175,8 @@ def test_an_engine_that_never_says_whether_it_is_there_is_stuck(llama: Pair, mon
     monkeypatch.setattr(stepper, "IDLE_SECONDS", 0.01)
     monkeypatch.setattr(stepper, "STUCK_SECONDS", 0.1)
     with serving(llama) as served:
-        monkeypatch.setattr(served.decoder.target.engine, "require", goes_on.wait)
         assert served.post("/v1/completions", LONG | {"max_tokens": 1}).status_code == 200
+        monkeypatch.setattr(served.decoder.target.engine, "require", goes_on.wait)
         until(lambda: served.service.stepper.state == "stuck")
         goes_on.set()
         until(lambda: served.service.stepper.state == "alive")
