@@ -8,6 +8,7 @@ from .contract import (
     BLOCK_TOKENS,
     CAPABILITIES,
     GRANULE,
+    IMAGES,
     ROW,
     SLOTS,
     SOURCE,
@@ -85,11 +86,15 @@ def make_step(
         shape = [sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape]
         return torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=device)
 
+    def unread(spec: TensorSpec) -> "Tensor":
+        """Return what no token reads unless it is filled: entries of images, which no device need send to others."""
+        return engine.everywhere(blank(spec)) if spec.name == f"past_{IMAGES}" else blank(spec)
+
     fills = []
     for capability in (CAPABILITIES[name] for name in contract.capabilities):
         if capability.fill is not None and any(spec.name not in inputs for spec in capability.inputs):
             fills.append(capability.fill)
-    inputs |= {spec.name: blank(spec) for spec in contract.inputs if spec.name not in inputs}
+    inputs |= {spec.name: unread(spec) for spec in contract.inputs if spec.name not in inputs}
     outputs |= {spec.name: blank(spec) for spec in contract.outputs if spec.name not in outputs}
     step = engine.step(inputs, outputs)
     if not advances:

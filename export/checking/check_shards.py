@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
-from ...engines import Contract, ExportError, open_engine, open_engines
+from ...engines import IMAGES, Contract, Engine, ExportError, blank_cache, blank_step, open_engine, open_engines
 from .quality import engine_logits
 
 ENGINE = "torch"
+MOST_SEEN = 16  # tokens of the text that are read with an image
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}  # of the scale: sums are made in another order
 
 
@@ -16,16 +18,35 @@ def whole_logits(graph: Path, contract: Contract, tokens: Sequence[int]) -> Tens
     """Return the logits [L, V] of the text, by the graph as it is before it is split."""
     engine = open_engine(ENGINE, graph, contract)
     try:
-        return engine_logits(engine, list(tokens))
+        return _logits(engine, tokens)
     finally:
         engine.close()
+
+
+def _logits(engine: Engine, tokens: Sequence[int]) -> Tensor:
+    """Return the logits of the text; if the graph sees, also those of its beginning with an entry among its tokens."""
+    found = engine_logits(engine, list(tokens))
+    return torch.cat([found, _seeing(engine, tokens[:MOST_SEEN])]) if engine.contract.image_size else found
+
+
+def _seeing(engine: Engine, tokens: Sequence[int]) -> Tensor:
+    contract = engine.contract
+    cache = blank_cache(contract, 1, len(tokens), engine.device)
+    cache |= {state.name: engine.everywhere(cache[state.name]) for state in contract.kept}
+    step = blank_step(engine, cache, 0, 1, len(tokens), len(tokens))
+    step.input_ids[0] = torch.tensor(tokens)
+    step.input_ids[0, ::2] = contract.vocab_size  # the first entry
+    entry = torch.randn(contract.image_size, generator=torch.Generator().manual_seed(0))
+    step.inputs[f"past_{IMAGES}"].copy_(entry)
+    step.run()
+    return step.logits[0]
 
 
 def check_shards(graph: Path, contract: Contract, tokens: Sequence[int], wanted: Tensor) -> float:
     """Return by how much the worst logit of the shards differs, in standard deviations of all."""
     [engine] = open_engines(ENGINE, [(graph, contract)], devices=["cpu"] * contract.shards)
     try:
-        found = engine_logits(engine, list(tokens))
+        found = _logits(engine, tokens)
     finally:
         engine.close()
     off = float((found - wanted).abs().max() / wanted.std())

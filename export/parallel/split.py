@@ -21,6 +21,7 @@ from .walk import NUMBERS, Found, settle
 SIZES = {  # no two products of them are alike
     "batch": 11,
     "capacity": 97,
+    "entries": 53,
     "pending": 29,
     "rows": 7,
     "slots": 62,

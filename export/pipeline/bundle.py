@@ -3,11 +3,12 @@
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ...engines import Bundle, ExportError
-from ...engines.bundle import DRAFTS, FOREIGN, TARGET, TOKENIZER
+from ...engines.bundle import DRAFTS, FOREIGN, TARGET, TOKENIZER, WEIGHTS
 from ..checkpoints.agreement import agree
 from ..checkpoints.narrow_caches import FULL
 from ..foreign import translate
@@ -24,7 +25,7 @@ from .export import TEMPERATURES, Export, Progress
 from .head import export_head
 from .model import export_model
 from .settings import Settings
-from .target import check_split_target
+from .splitting import Splitting
 
 MADE_BY = ("trt-spec", "torch", "transformers", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu")
 
@@ -79,9 +80,12 @@ def export_bundle(
         for name in export.heads:
             export_head(export, name)
         encoders, vision = _encoders(export), _vision(export)
+        splitting = Splitting(folder, shards, exact_sums, progress)
+        if settings.splits:
+            _split(export, splitting)
         bundle = _bundle(export, encoders, vision)
         bundle.save()
-        check_split_target(export, bundle.target.contract)
+        export.notes += splitting.check(bundle.target.contract)
     seconds, notes = time.perf_counter() - begun, list(dict.fromkeys(export.notes))
     return ExportReport(Path(out), agreed.length, export.models, notes, export.overlaps(), seconds, encoders, vision)
 
@@ -109,6 +113,16 @@ def _vision(export: Export) -> VisionReport | None:
     [contract] = (model.entry.contract for model in export.models if model.role == TARGET)
     towers, kept = settings.stored(TARGET).unless_stored(), settings.settled(TARGET, checkpoint)
     return export_vision(checkpoint, contract, export.folder, towers, kept, settings.check, export.progress)
+
+
+def _split(export: Export, splitting: Splitting) -> None:
+    """Split the target, once all that reads its whole graph is done."""
+    [place] = (place for place, model in enumerate(export.models) if model.role == TARGET)
+    model = export.models[place]
+    contract, found = splitting.split(model.entry.contract, export.text)
+    export.notes += found
+    size = (export.folder / TARGET / WEIGHTS).stat().st_size
+    export.models[place] = replace(model, entry=replace(model.entry, contract=contract), weight_bytes=size)
 
 
 def _bundle(export: Export, encoders: list[EncoderReport], vision: VisionReport | None) -> Bundle:

@@ -42,7 +42,6 @@ class Export:
     logits: dict[str, Tensor] = field(default_factory=dict)  # of the sample, by model
     text: list[int] | None = None  # the target's sample, if it is checked
     read: Mapping[str, Tensor] = field(default_factory=dict)  # what each head reads of it [L, hidden]
-    whole: tuple[list[int], Tensor] | None = None  # the text, and what the target says of it before it is split
     running: Sample | None = field(init=False, default=None)  # the text in its tokens, if something is measured on it
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ from ..writing.graph import build_graph, write_fused, write_graph
 from ..writing.seeing_drafts import SeeingTarget, embedding_size
 from ..writing.vision import contract_with_images
 from .export import Export
-from .target import Room, split_target
+from .room import Room
 
 UNFUSED = ("int8", "nvfp4")  # the one needs heads stacked, for the other ONNX Runtime has no kernels
 
@@ -63,8 +63,6 @@ def export_model(export: Export, role: str) -> None:
     fired |= fused
     if room is not None:
         fired["adapt"] = room.write(contract, check)
-    if role == TARGET and export.settings.splits:
-        contract = split_target(export, contract, None if reference is None else reference.sample.tokens)
     was = checkpoint.stored_as
     if was:
         how = f"{fired['quantise']} matrices kept bit for bit" if weights.as_stored else kept or "dequantised"

@@ -46,8 +46,6 @@ class Settings:
 
     def _refuse_split(self) -> None:
         """Refuse what has no shards yet."""
-        if self.images:
-            raise ExportError("a target in shards cannot see yet; leave one of them out")
         if self.adapters:
             raise ExportError("a target in shards has no room for adapters yet; leave one of them out")
         if self.cache != FULL:

@@ -84,13 +84,16 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 class Packed:
-    """Whole numbers of several tensors in one memory, which one broadcast gives to all shards."""
+    """The numbers of several tensors in one memory, which one broadcast gives to all shards, bit for bit."""
 
     def __init__(self, tensors: Sequence[Tensor], device: str) -> None:
         self._tensors = tensors
         self.whole = torch.zeros(sum(one.numel() for one in tensors), dtype=torch.int64, device=device)
         pieces = torch.split(self.whole, [one.numel() for one in tensors])
-        self._pieces = [piece.view(one.shape) for piece, one in zip(pieces, tensors, strict=True)]
+        self._pieces = [
+            piece.view(torch.float64 if one.is_floating_point() else torch.int64).view(one.shape)
+            for piece, one in zip(pieces, tensors, strict=True)
+        ]
 
     def pack(self) -> None:
         for piece, one in zip(self._pieces, self._tensors, strict=True):

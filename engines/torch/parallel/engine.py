@@ -37,8 +37,6 @@ class ShardedEngine(Engine):
         own = self._team.picking(self._among) if self._among else self._own
         step = own.step(*({name: local(one) for name, one in some.items()} for some in (inputs, outputs)))
         given = [name for name, one in inputs.items() if not isinstance(one, Mirrored)]
-        for name in given:
-            assert not inputs[name].is_floating_point(), f"{name} holds no whole numbers, and all shards need it"
         run = _Run(self._team, next(_numbers), step, Packed([inputs[name] for name in given], self.device))
         self._team.tell([STEP, run.number, _named(inputs), _named(outputs), given, self._among])
         return Step(inputs, outputs, run)
