@@ -48,8 +48,6 @@ class Settings:
         """Refuse what has no shards yet."""
         if self.adapters:
             raise ExportError("a target in shards has no room for adapters yet; leave one of them out")
-        if self.cache != FULL:
-            raise ExportError(f"a target in shards cannot keep its cache in {self.cache} yet; leave one of them out")
 
     @property
     def splits(self) -> bool:

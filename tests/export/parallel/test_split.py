@@ -59,7 +59,6 @@ def test_shards_that_lack_a_sum_are_refused(llama: Pair, tmp_path: Path, monkeyp
     ("options", "why"),
     [
         ({"adapters": 2}, "has no room for adapters yet"),
-        ({"cache": "int8"}, "cannot keep its cache in int8 yet"),
     ],
 )
 def test_what_has_no_shards_is_refused_before_any_work(llama: Pair, tmp_path: Path, options: dict, why: str) -> None:
