@@ -1,11 +1,11 @@
 """The base of every engine, and the step that an engine makes of a graph and the caller's tensors."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .contract import PREFILL_WIDTH, WIDEST_STEP, Contract
+from .contract import PREFILL_WIDTH, WIDEST_STEP, Contract, Part
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,6 +77,10 @@ class Engine:
     def everywhere(self, memory: "Tensor") -> "Tensor":
         """Let every device that the engine runs on have memory like this; what is done to the result is done there."""
         return memory
+
+    def put(self, memory: "Tensor", numbers: "Tensor", axis: int = 0, parts: Sequence[Part] = ()) -> None:
+        """Write to memory that is everywhere: each device gets its share of an axis in parts, else all numbers."""
+        memory.copy_(numbers)
 
     def require(self) -> None:
         """Raise `EngineEnded` if one of its other devices has gone."""

@@ -1,9 +1,10 @@
 """What a manifest says must agree with itself: its models with one another, and its files with its models."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from ..contract import CALL, FEATURES, SOURCE
+from ..contract import CALL, FEATURES, SOURCE, Contract, Part, State
 from ..errors import BundleError
 from .contents import Contents
 from .layout import ADAPTED, DRAFTS, FOREIGN, FUSED, GRAPH, MANIFEST, TABLES, TARGET, TOKENIZER, WEIGHTS, shard_folder
@@ -55,7 +56,7 @@ def _disagreements(held: Contents) -> Iterator[str]:
         )
     for name, model in models.items():
         fed = [one.contract.feeds[name] for one in encoders if name in one.contract.feeds]
-        if [tuple(model.contract.of_kind(SOURCE))] != (fed or [()]):
+        if [tuple(model.contract.of_kind(SOURCE))] != ([_in_shards(one, model.contract) for one in fed] or [()]):
             yield f"{len(fed)} encoders feed the {name}, whose states of a source they do not give"
     made = 0 if held.vision is None else held.vision.contract.size
     if held.target.contract.image_size < made:
@@ -65,15 +66,27 @@ def _disagreements(held: Contents) -> Iterator[str]:
             yield f"entries of images have {made} numbers, the {name} reads {model.contract.image_size}"
 
 
+def _in_shards(fed: tuple[State, ...], contract: Contract) -> tuple[State, ...]:
+    """Return states with the heads of a shard, where the contract of one has fewer."""
+    own = {state.name: state.shape[0] for state in contract.states}
+    found = []
+    for state in fed:
+        heads, size = state.shape
+        shares = heads, Part(heads, heads).share(contract.shards)
+        kept = next((each for each in shares if each == own.get(state.name)), heads)
+        found.append(replace(state, shape=(kept, size)))
+    return tuple(found)
+
+
 def _needed(held: Contents) -> Iterator[str]:
     """The files that every bundle with such models has."""
     yield TOKENIZER
-    folders = list(held.folders)
+    folders, adapted = list(held.folders), [name for name, one in held.encoders.items() if one.contract.adapters]
     for name, model in held.models.items():
-        folders += [shard_folder(Path(name), rank).as_posix() for rank in range(1, model.contract.shards)]
+        shards = [shard_folder(Path(name), rank).as_posix() for rank in range(model.contract.shards)]
+        folders += shards[1:]
+        adapted += shards if model.contract.adapters else []
     yield from (f"{folder}/{file}" for folder in folders for file in (GRAPH, WEIGHTS))
     if held.foreign is not None:
         yield from (f"{held.foreign}/{file}" for file in (TOKENIZER, TABLES))
-    adapted = [name for name, one in held.models.items() if one.contract.adapters]
-    adapted += [name for name, one in held.encoders.items() if one.contract.adapters]
     yield from (f"{name}/{ADAPTED}{GRAPH}" for name in adapted)

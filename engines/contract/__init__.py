@@ -24,6 +24,7 @@ from .contract import (
 )
 from .encoder import AnyContract, EncoderContract, Sound, output_name
 from .interface import Interface, TensorSpec, in_words
+from .parts import Part, heads_in_parts, own_share
 from .states import (
     CALL,
     EIGHT_BITS,
@@ -85,16 +86,19 @@ __all__ = [
     "Dim",
     "EncoderContract",
     "Interface",
+    "Part",
     "Product",
     "Sound",
     "State",
     "StateKind",
     "TensorSpec",
     "VisionContract",
+    "heads_in_parts",
     "in_eight_bits",
     "in_words",
     "keys_and_values",
     "output_name",
+    "own_share",
     "scale_of",
     "source_states",
 ]

@@ -1,10 +1,11 @@
 """Adapters of low rank (LoRA) that the rows of a call may have, each its own, beside the products of a graph."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..errors import ContractError
 from .interface import TensorSpec
+from .parts import Part
 
 ADAPTER, OWNERS = "adapter", "owners"  # of each row its adapter, 0 for none; of each column whose it is,
 FREE = -1  # if nobody's
@@ -17,6 +18,8 @@ class Product:
     name: str
     inputs: int
     outputs: int
+    input_parts: tuple[Part, ...] = ()  # of which each shard has its share; without, it has all
+    output_parts: tuple[Part, ...] = ()
 
     @property
     def down(self) -> str:
@@ -27,6 +30,16 @@ class Product:
     def up(self) -> str:
         """The graph's input for what widens again, `[columns, outputs]`: PEFT's lora_B of all adapters, turned."""
         return f"lora_B.{self.name}"
+
+    @property
+    def matrices(self) -> tuple[tuple[str, int, tuple[Part, ...]], ...]:
+        """The names of both, how wide they are, and the parts that are shared out."""
+        return (self.down, self.inputs, self.input_parts), (self.up, self.outputs, self.output_parts)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> "Product":
+        parts = {name: tuple(Part(**one) for one in fields.get(name, ())) for name in ("input_parts", "output_parts")}
+        return cls(**fields | parts)
 
 
 @dataclass(frozen=True)
@@ -45,25 +58,27 @@ class Adapters:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Adapters":
-        return cls(**fields | {"products": tuple(Product(**one) for one in fields["products"])})
+        return cls(**fields | {"products": tuple(map(Product.from_json, fields["products"]))})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON has them; parts are there in shards alone."""
+        products = [{name: value for name, value in asdict(one).items() if value != ()} for one in self.products]
+        return asdict(self) | {"products": products}
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of all matrices."""
-        return tuple(name for one in self.products for name in (one.down, one.up))
+        return tuple(name for one in self.products for name, *_ in one.matrices)
 
-    def inputs(self, dtype: str) -> tuple[TensorSpec, ...]:
-        """Return the inputs that they add to a graph."""
+    def inputs(self, dtype: str, shards: int = 1) -> tuple[TensorSpec, ...]:
+        """Return the inputs that they add to a graph, or to each of its shards."""
         return (
             TensorSpec(ADAPTER, "int64", ("batch",)),
             TensorSpec(OWNERS, "int64", ("columns",)),
             *(
-                spec
+                TensorSpec(name, dtype, ("columns", sum(part.share(shards) for part in parts) or width))
                 for one in self.products
-                for spec in (
-                    TensorSpec(one.down, dtype, ("columns", one.inputs)),
-                    TensorSpec(one.up, dtype, ("columns", one.outputs)),
-                )
+                for name, width, parts in one.matrices
             ),
         )
 

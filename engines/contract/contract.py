@@ -124,8 +124,9 @@ class Contract(Interface):
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON has them, each state as one line of text."""
         fields = asdict(self) | {"states": list(map(str, self.states)), "capabilities": list(self.capabilities)}
-        if self.adapters is None:
-            del fields["adapters"]
+        del fields["adapters"]
+        if self.adapters is not None:
+            fields["adapters"] = self.adapters.to_json()
         if self.shards == 1:
             del fields["shards"]
         return fields
@@ -207,7 +208,7 @@ class Contract(Interface):
             TensorSpec("logit_rows", "int64", ("batch", "rows")),
             *(spec for name in self.capabilities for spec in CAPABILITIES[name].inputs),
             *(self._memory("past", state) for state in self.states),
-            *(() if self.adapters is None else self.adapters.inputs(self.dtype)),
+            *(() if self.adapters is None else self.adapters.inputs(self.dtype, self.shards)),
         )
 
     @cached_property

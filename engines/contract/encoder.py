@@ -60,7 +60,7 @@ class EncoderContract(Interface):
         feeds = {model: list(map(str, states)) for model, states in self.feeds.items()}
         own = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "adapters"}
         own |= {"feeds": feeds, "sound": asdict(self.sound) if self.sound else None}
-        return own if self.adapters is None else own | {"adapters": asdict(self.adapters)}
+        return own if self.adapters is None else own | {"adapters": self.adapters.to_json()}
 
     def in_dtype(self, dtype: str) -> "EncoderContract":
         """Return the contract of this graph in another dtype."""

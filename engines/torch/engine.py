@@ -150,6 +150,7 @@ class TorchEngine(Engine):
         other._nodes, other._nodes_of_few = change(self._nodes), change(self._nodes_of_few)
         other._module = lru_cache(KEPT_SHAPES)(other._convert)
         other._compiled_step = lru_cache(KEPT_SHAPES)(other._compile)
+        other._with_adapters = cache(lambda: self._with_adapters().over(change))
         self._over.append(other)
         return other
 

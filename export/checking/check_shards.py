@@ -1,12 +1,24 @@
 """Compare the shards of a graph, each in a process of its own, with the graph that they were made of."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ...engines import IMAGES, Contract, Engine, ExportError, blank_cache, blank_step, open_engine, open_engines
+from ...engines import (
+    GRANULE,
+    IMAGES,
+    SOURCE,
+    Contract,
+    Engine,
+    ExportError,
+    blank_cache,
+    blank_step,
+    heads_in_parts,
+    open_engine,
+    open_engines,
+)
 from .quality import engine_logits
 
 ENGINE = "torch"
@@ -19,15 +31,29 @@ def whole_logits(graph: Path, contract: Contract, tokens: Sequence[int]) -> Tens
     """Return the logits [L, V] of the text, by the graph as it is before it is split."""
     engine = open_engine(ENGINE, graph, contract)
     try:
-        return _logits(engine, tokens)
+        return _logits(engine, contract, tokens)
     finally:
         engine.close()
 
 
-def _logits(engine: Engine, tokens: Sequence[int]) -> Tensor:
-    """Return the logits of the text; if the graph sees, also those of its beginning with an entry among its tokens."""
-    found = engine_logits(engine, list(tokens))
-    return torch.cat([found, _seeing(engine, tokens[:MOST_SEEN])]) if engine.contract.image_size else found
+def _logits(engine: Engine, whole: Contract, tokens: Sequence[int]) -> Tensor:
+    """Return the logits of the text, after a random source if the graph reads one.
+
+    If it sees, those of the text's beginning follow with an entry of an image among its tokens.
+    """
+    found = engine_logits(engine, list(tokens), dict(_source(engine, whole)))
+    return torch.cat([found, _seeing(engine, tokens[:MOST_SEEN])]) if whole.image_size else found
+
+
+def _source(engine: Engine, whole: Contract) -> Iterator[tuple[str, Tensor]]:
+    """Give the states of a source, of which each shard gets its heads."""
+    generator = torch.Generator().manual_seed(0)
+    for state, own in zip(whole.of_kind(SOURCE), engine.contract.of_kind(SOURCE), strict=True):
+        dtype = getattr(torch, own.dtype)
+        numbers = torch.randn(state.memory(1, GRANULE), generator=generator).to(dtype)
+        memory = engine.everywhere(torch.zeros(own.memory(1, GRANULE), dtype=dtype, device=engine.device))
+        engine.put(memory, numbers, 1, heads_in_parts(state.shape[0], own.shape[0]))
+        yield own.name, memory
 
 
 def _seeing(engine: Engine, tokens: Sequence[int]) -> Tensor:
@@ -43,11 +69,11 @@ def _seeing(engine: Engine, tokens: Sequence[int]) -> Tensor:
     return step.logits[0]
 
 
-def check_shards(graph: Path, contract: Contract, tokens: Sequence[int], wanted: Tensor) -> float:
+def check_shards(graph: Path, contract: Contract, whole: Contract, tokens: Sequence[int], wanted: Tensor) -> float:
     """Return by how much the worst logit of the shards differs, in standard deviations of all."""
     [engine] = open_engines(ENGINE, [(graph, contract)], devices=["cpu"] * contract.shards)
     try:
-        found = _logits(engine, tokens)
+        found = _logits(engine, whole, tokens)
     finally:
         engine.close()
     off = float((found - wanted).abs().max() / wanted.std())

@@ -44,7 +44,7 @@ class Shard:
                 assert value.const_value is not None
                 value.const_value = ir.Tensor(np.zeros_like(value.const_value.numpy()), name=name)
         for value in self._values.values():
-            value.shape = None
+            value.shape = None if value.shape is None else ir.Shape([None] * len(value.shape))
         for spec, value in zip(self._contract.inputs, self._graph.inputs, strict=True):
             value.shape = ir.Shape(spec.shape)
         for spec, value in zip(self._contract.outputs, self._graph.outputs, strict=True):
@@ -162,7 +162,8 @@ class Shard:
         for place, given in enumerate(node.inputs):
             if given is not None and (place == 0 or node.op_type != "ReduceSum"):  # which has axes, too
                 cast = ir.node("Cast", [given], {"to": wide})
-                cast.outputs[0].name = f"{name}.wide.{place}"
+                cast.outputs[0].name = f"{given.name}.wide.{place}.{name}"  # adapters find a product by its matrix
+                cast.outputs[0].type = ir.TensorType(ir.DataType.DOUBLE)
                 self._graph.insert_before(node, cast)
                 node.replace_input_with(place, cast.outputs[0])
         narrow = ir.node("Cast", [value], {"to": int(value.dtype)})

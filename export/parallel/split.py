@@ -38,6 +38,7 @@ class Report:
     sums: int  # between shards in each call
     share: float  # of the weights, that each shard holds
     whole_for: Mapping[str, str]  # what every shard holds whole, and why
+    spreads: Mapping[str, Spread]  # of the values of the whole graph
 
 
 def split(folder: Path, contract: Contract, shards: int, *, exact: bool = False) -> tuple[Contract, Report]:
@@ -65,7 +66,7 @@ def split(folder: Path, contract: Contract, shards: int, *, exact: bool = False)
         ir.save(model, place / GRAPH, external_data=WEIGHTS, size_threshold_bytes=1024, max_workers=1)
     shutil.rmtree(aside)
     each = (folder / WEIGHTS).stat().st_size
-    return contract, Report(len(set(found.sums)), each / before, found.whole_for)
+    return contract, Report(len(set(found.sums)), each / before, found.whole_for, found.spreads)
 
 
 def _whole(graph: Graph, contract: Contract) -> dict[str, Tensor]:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from ...engines import Part as Part
+
 Shape = tuple[int, ...]
 Seed = tuple[str, int]  # a matrix whose columns are spread, by what it is in each layer, and which part of them
 
@@ -34,25 +36,6 @@ class InUnits(Respread):
     def __init__(self, seeds: frozenset[Seed], units: int) -> None:
         super().__init__(seeds, f"it has {units} heads")
         self.units = units
-
-
-@dataclass(frozen=True)
-class Part:
-    """Neighbouring entries along an axis, in units that stay together: heads, or single columns."""
-
-    size: int
-    units: int
-
-    def fits(self, shards: int) -> bool:
-        return self.size % self.units == 0 and (self.units % shards == 0 or shards % self.units == 0)
-
-    def share(self, shards: int) -> int:
-        """Return how many entries each shard has."""
-        return self.size // min(self.units, shards)
-
-    def begin(self, rank: int, shards: int) -> int:
-        """Return the first entry of a shard; where units are fewer than shards, neighbours have the same one."""
-        return rank * min(self.units, shards) // shards * self.share(shards)
 
 
 @dataclass(frozen=True)

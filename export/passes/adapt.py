@@ -5,7 +5,9 @@ may mix adapters in one call, and a row without one adds zeros to what the produ
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
@@ -13,11 +15,14 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from ...engines import ADAPTER, OWNERS, Adapters, ExportError, Product
+from ...engines import ADAPTER, OWNERS, Adapters, ExportError, Part, Product
+from ...engines.bundle import ADAPTED, FUSED, GRAPH
 from .merge_projections import MERGED
 from .nodes import Nodes, constant
 
-MATRIX = re.compile(r"(.+)\.weight(\.T)?(\.wide)?(\.rounded)?(\.float32)?")  # its module, and what rewrites have added
+WIDE = ir.DataType.DOUBLE  # in which terms of exact sums are computed
+# Its module, and what rewrites and exact sums have added.
+MATRIX = re.compile(r"(.+)\.weight(\.T)?(\.wide)?(\.rounded)?(\.float32)?(\.wide\.\d.+)?")
 
 
 def linear_modules(model: Any) -> dict[str, tuple[int, int]]:
@@ -43,13 +48,36 @@ def adaptable(model: ir.Model, modules: Mapping[str, tuple[int, int]]) -> tuple[
     return found
 
 
-def adapt(model: ir.Model, adapters: Adapters) -> int:
-    """Add the adapters to a graph; returns beside how many products."""
+def spread(model: ir.Model, adapters: Adapters, parts_of: Callable[[ir.Value], tuple[Part, ...]]) -> Adapters:
+    """Return the adapters of a graph in shards: their matrices are in the parts of what products read and give.
+
+    Columns of products that are merged are one after another in the parts of what the whole gives.
+    """
+    known, found = {one.name: one for one in adapters.products}, list[Product]()
+    for node in model.graph:
+        modules = _modules(node)
+        given = iter(parts_of(node.outputs[0]) if modules else ())
+        for name, columns in modules.items():
+            read = node.inputs[0]
+            assert read is not None
+            own, size = list[Part](), known[name].outputs if name in known else columns
+            while (left := size - sum(part.size for part in own)) > 0 and (part := next(given, None)) is not None:
+                own.append(part)
+            if own and left:
+                raise ExportError(f"the columns of {name} lie across parts of shards; please report it")
+            if name in known:
+                found.append(replace(known[name], input_parts=parts_of(read), output_parts=tuple(own)))
+    return replace(adapters, products=tuple(found))
+
+
+def adapt(model: ir.Model, adapters: Adapters, shards: int = 1) -> int:
+    """Add the adapters to a graph, or to one of its shards; returns beside how many products."""
     graph, products = model.graph, {one.name: one for one in adapters.products}
     places = [node for node in graph if any(name in products for name in _modules(node))]
     if missing := products.keys() - {name for node in places for name in _modules(node)}:
         raise ExportError(f"the graph has no product {min(missing)} to adapt; please report it")
-    dtype = next(value.dtype for node in places for value in node.inputs[:1] if value is not None)
+    read = [value.dtype for node in places for value in node.inputs[:1] if value is not None]
+    dtype = next((one for one in read if one != WIDE), ir.DataType.FLOAT)
     assert dtype is not None
     given = {
         spec.name: ir.Value(
@@ -57,13 +85,17 @@ def adapt(model: ir.Model, adapters: Adapters) -> int:
             shape=ir.Shape(spec.shape),
             type=ir.TensorType(ir.DataType.INT64 if spec.dtype == "int64" else dtype),
         )
-        for spec in adapters.inputs("float32")
+        for spec in adapters.inputs("float32", shards)
     }
     graph.inputs.extend(given.values())
     op = Nodes(graph)
     first = op("Unsqueeze", given[ADAPTER], op.stored([1]))
     own = op("Equal", first, op("Unsqueeze", given[OWNERS], op.stored([0])))
-    nothing = constant(graph, "adapters.nothing", torch.zeros(()), dtype)  # others' columns may be infinite
+    nothing = {  # others' columns may be infinite
+        each: constant(graph, name, torch.zeros(()), each)
+        for name, each in (("adapters.nothing", dtype), ("adapters.nothing.wide", WIDE))
+        if each in (dtype, *read)
+    }
     of_rows = op("Unsqueeze", own, op.stored([1]))  # [B, 1, columns]
     tokens = op("Concat", op("Shape", graph.inputs[0], end=2), op.stored([1]), axis=0)  # of sound there is more
     size = op("Concat", op.stored([-1]), op("Shape", given[OWNERS]), axis=0)
@@ -82,12 +114,15 @@ def adapt(model: ir.Model, adapters: Adapters) -> int:
         parts = []
         for name, columns in _modules(node).items():
             if name in products:
-                narrow = op("MatMul", hidden, op("Transpose", given[products[name].down], perm=[1, 0]))
-                narrow = op("Where", shares[rank], narrow, nothing)
-                parts.append(op("MatMul", narrow, given[products[name].up]))
+                down, up = given[products[name].down], given[products[name].up]
+                if hidden.dtype == WIDE:  # a term of an exact sum
+                    down, up = (op("Cast", each, to=int(WIDE)) for each in (down, up))
+                narrow = op("MatMul", hidden, op("Transpose", down, perm=[1, 0]))
+                narrow = op("Where", shares[rank], narrow, nothing[WIDE if hidden.dtype == WIDE else dtype])
+                parts.append(op("MatMul", narrow, up))
             else:  # of a draft that asks keys of the same source
                 rows = op("Concat", op("Shape", hidden, end=-1), op.stored([columns]), axis=0)
-                parts.append(op("Expand", nothing, rows))
+                parts.append(op("Expand", nothing[dtype], rows))
         added = parts[0] if len(parts) == 1 else op("Concat", *parts, axis=-1)
         users = list(place.uses())
         whole = op("Add", place, added)
@@ -99,6 +134,20 @@ def adapt(model: ir.Model, adapters: Adapters) -> int:
     for number, node in enumerate(made):  # else they get names that parts of an If may have
         node.outputs[0].name = f"adapters.{number}"
     return len(places)
+
+
+def write_adapted(folder: Path, adapters: Adapters, shards: int = 1) -> int:
+    """Write beside each graph of a folder one with room for adapters, over the same weights; return of how many.
+
+    The graph may be one of several shards.
+    """
+    found = 0
+    for name in (GRAPH, FUSED):
+        if (folder / name).exists():
+            graph = ir.load(folder / name)
+            found = adapt(graph, adapters, shards)
+            ir.save(graph, folder / f"{ADAPTED}{name}")
+    return found
 
 
 def _modules(node: ir.Node) -> dict[str, int]:

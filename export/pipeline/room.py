@@ -9,8 +9,7 @@ from ...engines.bundle import FUSED, GRAPH, TARGET
 from ..checking.check import given_sources
 from ..checking.check_adapters import AdapterReference, check_adapters
 from ..checking.oracle import Reference
-from ..passes.adapt import adaptable, linear_modules
-from ..writing.graph import write_adapted
+from ..passes.adapt import adaptable, linear_modules, write_adapted
 from .export import Export
 
 

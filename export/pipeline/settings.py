@@ -41,13 +41,6 @@ class Settings:
             raise ExportError(
                 "the check needs ONNX Runtime, which is not installed; pip install 'trt-spec[cpu]' or export unchecked"
             )
-        if self.splits:
-            self._refuse_split()
-
-    def _refuse_split(self) -> None:
-        """Refuse what has no shards yet."""
-        if self.adapters:
-            raise ExportError("a target in shards has no room for adapters yet; leave one of them out")
 
     @property
     def splits(self) -> bool:

@@ -72,13 +72,16 @@ class BuildOptions:
 
 def with_more_of_target(roles: Sequence[Role], target: Contract) -> list[Role]:
     """Add the roles of other graphs of the target: the one that has room for adapters, and those of further shards."""
-    own, more = [one for one in roles if one.model == TARGET], list[Role]()
+    own, adapted = [one for one in roles if one.model == TARGET], list[Role]()
     if (room := target.adapters) is not None:
         columns = (("columns", room.rank, room.most * room.rank),)
-        more += [replace(one, name=f"{one.name}, adapters", ranges=columns) for one in own]
-    for shard in range(1, target.shards):
-        more += [replace(one, name=f"{one.name}, shard {shard}", shard=shard) for one in own]
-    return [*roles, *more]
+        adapted = [replace(one, name=f"{one.name}, adapters", ranges=columns) for one in own]
+    of_shards = [
+        replace(one, name=f"{one.name}, shard {shard}", shard=shard)
+        for shard in range(1, target.shards)
+        for one in (*own, *adapted)
+    ]
+    return [*roles, *adapted, *of_shards]
 
 
 def roles(

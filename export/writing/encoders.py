@@ -12,13 +12,13 @@ from torch import Tensor
 from ...engines import Contract, EncoderEntry
 from ...engines.bundle import ENCODER, GRAPH, TARGET, WEIGHTS
 from ..checkpoints.checkpoint import Checkpoint, load_model
-from ..passes.adapt import adaptable, linear_modules
+from ..passes.adapt import adaptable, linear_modules, write_adapted
 from ..passes.quantise import Quantisation
 from ..sources.check_encoder import Made, adapted_reference, check_encoder, encoder_reference
 from ..sources.encoder import TracedEncoder, encoder_contract, shared_encoders
 from ..sources.examples import example_sources
 from ..sources.with_source import WithSource
-from .graph import build_graph, write_adapted, write_graph
+from .graph import build_graph, write_graph
 from .report import EncoderReport
 
 

@@ -10,10 +10,9 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from ...engines import CALL, IMAGE, Adapters, AnyContract, Contract, ExportError, TensorSpec, VisionContract
-from ...engines.bundle import ADAPTED, FUSED, GRAPH, WEIGHTS
+from ...engines import CALL, IMAGE, AnyContract, Contract, ExportError, TensorSpec, VisionContract
+from ...engines.bundle import FUSED, GRAPH, WEIGHTS
 from ..passes.absorb_lines import absorb_lines
-from ..passes.adapt import adapt
 from ..passes.divide_keys import NO_FACTORS, divide_keys
 from ..passes.fuse_norms import fuse_norms
 from ..passes.fuse_rotary import fuse_rotary
@@ -182,17 +181,6 @@ def write_fused(folder: Path) -> dict[str, int]:
     if any(fired.values()):
         ir.save(graph, folder / FUSED)
     return fired
-
-
-def write_adapted(folder: Path, adapters: Adapters) -> int:
-    """Write beside each graph of a folder one with room for adapters, over the same weights; return of how many."""
-    found = 0
-    for name in (GRAPH, FUSED):
-        if (folder / name).exists():
-            graph = ir.load(folder / name)
-            found = adapt(graph, adapters)
-            ir.save(graph, folder / f"{ADAPTED}{name}")
-    return found
 
 
 def _release(weights: Iterable[ir.Value]) -> None:

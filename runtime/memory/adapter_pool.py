@@ -10,7 +10,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from ...engines import ADAPTER, OWNERS, Adapters, Bundle, RequestError
+from ...engines import ADAPTER, OWNERS, Adapters, Bundle, Engine, RequestError
 from .adapter_files import Read
 
 NONE = 0  # the number of rows without an adapter
@@ -48,13 +48,13 @@ def rooms_of(bundle: Bundle) -> list[Adapters]:
 class AdapterPool:
     """The memory of all adapters, made when the first is loaded. It stays in place, so that rounds may be recorded."""
 
-    def __init__(self, rooms: Sequence[Adapters], dtype: str, device: str, max_rows: int) -> None:
-        """Make no memory yet, for the room of the target and that of its encoder, if it has one."""
-        self._target = rooms[0].names
+    def __init__(self, rooms: Sequence[Adapters], engine: Engine, max_rows: int) -> None:
+        """Make no memory yet, for the room of the target, which the engine runs, and that of its encoder if any."""
+        self._target, self._engine, device = rooms[0].names, engine, engine.device
         self.room = room = replace(rooms[0], products=tuple(one for each in rooms for one in each.products))
         self.loaded: dict[str, Loaded] = {}
         self._leaving: list[Loaded] = []  # unloaded, but still in use
-        self.dtype, self._device = getattr(torch, dtype), device
+        self.dtype, self._device = getattr(torch, engine.contract.dtype), device
         self._rows = [NONE] * max_rows
         self._index = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._owners = torch.arange(1, room.most + 1, device=device).repeat_interleave(room.rank)
@@ -83,21 +83,25 @@ class AdapterPool:
             waiting = f", of which {len(self._leaving)} are unloaded but still in use" if self._leaving else ""
             raise RequestError(f"{self.room.most} adapters are loaded{waiting}; unload one first", "adapter")
         if not self._matrices:
-            columns = self.room.most * self.room.rank
-            self._matrices = {
-                name: torch.zeros(columns, width, dtype=self.dtype, device=self._device)
-                for one in self.room.products
-                for name, width in ((one.down, one.inputs), (one.up, one.outputs))
-            }
+            self._matrices = self._made()
         begin = (number - 1) * self.room.rank
         for product in self.room.products:
             pair = read.pairs.get(product.name, (None, None))
-            for key, made in zip((product.down, product.up), pair, strict=True):
+            for (key, _, parts), made in zip(product.matrices, pair, strict=True):
                 own = self._matrices[key][begin : begin + self.room.rank].zero_()
                 if made is not None:
-                    own[: len(made)].copy_(made)
+                    self._engine.put(own[: len(made)], made, 1, parts)
         self.loaded[name] = loaded = Loaded(name, folder, number, read.digest)
         return loaded
+
+    def _made(self) -> dict[str, Tensor]:
+        """Make the memory of all matrices; of those of the target each device has its share."""
+        columns, shards = self.room.most * self.room.rank, self._engine.contract.shards
+        found = {}
+        for spec in self.room.inputs(self._engine.contract.dtype, shards)[2:]:
+            memory = torch.zeros(columns, int(spec.shape[1]), dtype=self.dtype, device=self._device)
+            found[spec.name] = self._engine.everywhere(memory) if spec.name in self._target else memory
+        return found
 
     def unload(self, name: str) -> None:
         """Take no more requests for an adapter; those that have it keep it to their end."""

@@ -48,7 +48,7 @@ class Models:
         )
         self.adapters, device = None, own[0].device
         if contracts[0].adapters is not None:
-            self.adapters = AdapterPool(rooms_of(bundle), contracts[0].dtype, device, max_rows)
+            self.adapters = AdapterPool(rooms_of(bundle), own[0], max_rows)
         self.images = ImageRows(contracts[0], device, max_rows) if bundle.vision is not None else None
         self.target = target = make(own[0], longest_source=longest[0], adapters=self.adapters, images=self.images)
         self.drafts = tuple(

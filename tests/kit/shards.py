@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from trt_spec.engines import Bundle
-from trt_spec.export.parallel.split import Report, split
+from trt_spec.export.parallel.split import Report
+from trt_spec.export.pipeline.splitting import split_with_adapters
 
 FOLLOWER = "trt_spec.engines.torch.parallel.follower"
 
@@ -15,7 +16,7 @@ def in_shards(bundle: Path, out: Path, shards: int, *, exact: bool = True) -> Re
     """Write the bundle with its target in so many shards; one has it whole, with sums in float64 like the others."""
     shutil.copytree(bundle, out)
     opened = Bundle.read(out)
-    contract, report = split(out / "target", opened.target.contract, shards, exact=exact)
+    contract, report = split_with_adapters(out / "target", opened.target.contract, shards, exact=exact)
     replace(opened, models=opened.models | {"target": replace(opened.target, contract=contract)}).save()
     return report
 

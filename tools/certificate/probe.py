@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from ...engines import ENGINES, Step, engines_of, open_engine
+from ...engines import ENGINES, Engine, Step, engines_of, open_engine
 from ...engines.bundle import TARGET
 from ...runtime.memory.adapter_files import read_adapter
 from ...runtime.memory.adapter_pool import AdapterPool, rooms_of
@@ -24,12 +24,12 @@ from .subject import Subject
 NEVER = -1e9  # a logit whose token is not said, and that can be subtracted from itself
 
 
-def _seated(subject: Subject) -> AdapterPool | None:
+def _seated(subject: Subject, engine: Engine) -> AdapterPool | None:
     """Return the memory of the subject's adapter, which every row has."""
     rooms = rooms_of(subject.bundle)
     if subject.adapter is None or not rooms:
         return None
-    pool = AdapterPool(rooms, subject.bundle.target.contract.dtype, subject.device, subject.batch)
+    pool = AdapterPool(rooms, engine, subject.batch)
     adapter = pool.load("", subject.adapter, read_adapter(subject.adapter, pool.room, pool.dtype))
     for row in range(subject.batch):
         pool.seat(row, adapter)
@@ -48,9 +48,9 @@ class Probe:
         bundle = subject.bundle
         contract = bundle.models[role].contract
         engine = engines_of(subject.engine)[role != TARGET]
-        adapters = _seated(subject) if role == TARGET else None
-        self._adapter = None if adapters is None else adapters.named("")
         self.engine = open_engine(engine, bundle.graph(role), contract, subject.device)
+        adapters = _seated(subject, self.engine) if role == TARGET else None
+        self._adapter = None if adapters is None else adapters.named("")
         self._target = target
         features = None if target is None else Features(target.model.cache, bundle.features(role))
         self.model = Model(

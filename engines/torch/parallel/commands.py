@@ -14,7 +14,7 @@ from ...errors import EngineError
 LENGTH = 8  # bytes that say how long a message is
 Command = list[Any]  # its name, then its arguments
 
-MAKE, COMPUTE, FORGET = "make", "compute", "forget"  # memory that all shards have
+MAKE, COMPUTE, SHARE, FORGET = "make", "compute", "share", "forget"  # memory that all shards have
 STEP, RUN, DROP = "step", "run", "drop"  # steps over it
 RECORD, RECORDED, REPLAY = "record", "recorded", "replay"  # rounds as CUDA graphs
 END = "end"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ...contract import Contract
+from ...contract import Contract, Part
 from ...engine import Engine, Step
 from .commands import DROP, REPLAY, STEP, Packed, dtype_name
-from .mirrored import MEMORY, SIZES, Mirrored, local, mirrored
+from .mirrored import MEMORY, SIZES, Mirrored, local, mirrored, share_out
 from .team import Team, leave, team_of
 
 _numbers = count()  # of steps and records
@@ -33,6 +33,9 @@ class ShardedEngine(Engine):
     def everywhere(self, memory: Tensor) -> Tensor:
         return mirrored(memory, self._team)
 
+    def put(self, memory: Tensor, numbers: Tensor, axis: int = 0, parts: Sequence[Part] = ()) -> None:
+        share_out(memory, numbers, axis, parts, self.contract.shards)
+
     def step(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> Step:
         own = self._team.picking(self._among) if self._among else self._own
         step = own.step(*({name: local(one) for name, one in some.items()} for some in (inputs, outputs)))
@@ -40,6 +43,9 @@ class ShardedEngine(Engine):
         run = _Run(self._team, next(_numbers), step, Packed([inputs[name] for name in given], self.device))
         self._team.tell([STEP, run.number, _named(inputs), _named(outputs), given, self._among])
         return Step(inputs, outputs, run)
+
+    def open_adapters(self) -> None:
+        self._own.open_adapters()
 
     def require(self) -> None:
         self._team.require()

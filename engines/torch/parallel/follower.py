@@ -15,9 +15,24 @@ from ...bundle import GRAPH, Bundle, shard_folder
 from ...engine import Step
 from ...errors import EngineError, first_line
 from ..engine import TorchEngine
-from .commands import COMPUTE, DROP, END, FORGET, MAKE, RECORD, RECORDED, REPLAY, RUN, STEP, Command, Line, Packed
+from .commands import (
+    COMPUTE,
+    DROP,
+    END,
+    FORGET,
+    MAKE,
+    RECORD,
+    RECORDED,
+    REPLAY,
+    RUN,
+    SHARE,
+    STEP,
+    Command,
+    Line,
+    Packed,
+)
 from .meeting import Attending, Group, device_by_torchrun
-from .mirrored import MEMORY, SIZES, compute
+from .mirrored import MEMORY, SIZES, compute, take_share
 from .picking import picking
 
 GONE = 3  # the exit status of a shard that the others have left
@@ -25,7 +40,7 @@ GONE = 3  # the exit status of a shard that the others have left
 
 class Follower:
     def __init__(self, engine: TorchEngine, rank: int, line: Line) -> None:
-        self._engine, self._line, self._device = engine, line, engine.device
+        self._engine, self._rank, self._line, self._device = engine, rank, line, engine.device
         self._picking = cache(partial(picking, engine, rank))
         self._memory: dict[int, Tensor] = {}
         self._steps: dict[int, tuple[Step, Packed]] = {}
@@ -48,6 +63,8 @@ class Follower:
             self._memory[number] = torch.zeros(shape, dtype=getattr(torch, dtype), device=self._device)
         elif name == COMPUTE:
             compute(command, self._memory, self._take, self._device)
+        elif name == SHARE:
+            take_share(command, self._memory, self._take, self._rank)
         elif name == FORGET:
             self._memory.pop(rest[0], None)
         elif name == STEP:

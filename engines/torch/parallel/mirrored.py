@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .commands import COMPUTE, FORGET, MAKE, Command, dtype_name
+from ...contract import Part, own_share
+from .commands import COMPUTE, FORGET, MAKE, SHARE, Command, dtype_name
 
 # Kinds of arguments.
 MEMORY, GIVEN, SIZES, DTYPE, NAMED, DEVICE = "memory", "given", "sizes", "dtype", "named", "device"
@@ -82,6 +83,24 @@ def mirrored(local: Tensor, leader: Leader) -> Mirrored:
     made = Mirrored(local, leader)
     leader.tell([MAKE, made.number, list(local.shape), dtype_name(local.dtype)])
     return made
+
+
+def share_out(memory: Tensor, numbers: Tensor, axis: int, parts: Sequence[Part], shards: int) -> None:
+    """Write numbers to memory, of which each shard has its share of these parts of an axis; all without parts."""
+    if not parts or not isinstance(memory, Mirrored):
+        memory.copy_(numbers)
+        return
+    memory.local.copy_(own_share(numbers, axis, parts, 0, shards))
+    sizes = [[part.size, part.units] for part in parts]
+    given = list(numbers.shape), dtype_name(numbers.dtype)
+    memory._leader.give([SHARE, memory.number, axis, sizes, shards, *given], [numbers])
+
+
+def take_share(command: Command, memory: Mapping[int, Tensor], take: Callable[..., Tensor], rank: int) -> None:
+    """Write this shard's share of what the leader gives."""
+    _, number, axis, sizes, shards, shape, dtype = command
+    numbers, parts = take(shape, getattr(torch, dtype)), [Part(*each) for each in sizes]
+    memory[number].copy_(own_share(numbers, axis, parts, rank, shards))
 
 
 def local(tensor: Tensor) -> Tensor:
