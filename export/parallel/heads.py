@@ -35,8 +35,8 @@ def attention(walk: Walk, node: Node) -> Outputs:
     heads = walk.shape(query)[1]
     for name, one in zip((key, value), read, strict=True):
         kept = walk.shape(name)[1]
-        if one is None and kept == 1:
-            continue
+        if one is None and (kept == 1 or walk.takes(name, 1, Spread(1, (Part(kept, kept),), seeds))):
+            continue  # an only head, or what an encoder gives
         if one is None or one.axis != 1 or not one.alike((Part(kept, kept),), walk.shards) or heads % kept:
             raise Whole(seeds, "keys and values are spread in another way than queries")
     for place, name in enumerate(mask, 3):

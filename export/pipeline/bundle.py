@@ -71,8 +71,6 @@ def export_bundle(
         progress(f"reading configurations and tokenizers{fetching}")
         merged = [lora, *draft_lora, *[None] * (len(drafts) - len(draft_lora))]
         agreed = agree([target, *drafts], merged, joining.names, max_length)
-        if shards > 1 and any(one.shape.source is not None for one in agreed.checkpoints.values()):
-            raise ExportError("a target that reads sources cannot be split into shards yet; export it whole")
         export = Export(folder, settings, agreed, joining, progress, text, agreed.notes)
         _write_tokenizer(export)
         for role in agreed.checkpoints:

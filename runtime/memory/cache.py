@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...engines import ROW, SLOTS, TOKEN, WINDOW, Contract, Recurrence, cache_rows
 from .full import CacheFull
+from .placing import HERE, Placing
 from .source_rows import SourceRows
 
 
@@ -24,13 +25,6 @@ class Memory(NamedTuple):
     slots: list[Tensor]  # each [states, rows, 1, slots, size]
 
 
-Everywhere = Callable[[Tensor], Tensor]  # lets all devices of an engine have memory like this
-
-
-def nowhere_else(memory: Tensor) -> Tensor:
-    return memory
-
-
 def nbytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
@@ -42,8 +36,8 @@ class KVCache(ABC):
     absorbed its first `bases[row]` tokens, and no call may begin before them. It is zero where a row holds nothing.
     """
 
-    def __init__(self, contract: Contract, device: str, max_rows: int, everywhere: Everywhere = nowhere_else) -> None:
-        self.contract, self.device, self._everywhere = contract, device, everywhere
+    def __init__(self, contract: Contract, device: str, max_rows: int, placing: Placing = HERE) -> None:
+        self.contract, self.device, self._placing = contract, device, placing
         self.entries = [0] * max_rows
         self.bases = [0] * max_rows
         self.half = SLOTS // 2  # of a row's slots: the tokens of one call
@@ -188,6 +182,6 @@ class KVCache(ABC):
         sizes = [(len(group), *group[0].memory(rows, entries)) for group in self.contract.alike(kind)]
         dtypes = [getattr(torch, group[0].dtype) for group in self.contract.alike(kind)]
         return [
-            self._everywhere(make(size, dtype=dtype, device=self.device))
+            self._placing.everywhere(make(size, dtype=dtype, device=self.device))
             for size, dtype in zip(sizes, dtypes, strict=True)
         ]

@@ -22,7 +22,7 @@ def make_cache(
         max_rows,
         kept_blocks=kept_blocks,
         longest_source=longest_source,
-        everywhere=engine.everywhere,
+        placing=engine,
     )
     if not engine.static_capacity:
         return make(most_tokens=most_tokens)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ...engines import BLOCK_TOKENS, GRANULE, MOST_SLOTS, SLOTS, SOURCE, TOKEN, WIDEST_STEP, WINDOW, Contract
-from .cache import Everywhere, KVCache, nbytes, nowhere_else
+from .cache import KVCache, nbytes
 from .full import CacheFull
+from .placing import HERE, Placing
 from .snapshots import Snapshots
 from .source_rows import SourceRows
 
@@ -34,11 +35,11 @@ class RowCache(KVCache):
         most_tokens: int | None = None,
         kept_blocks: int = 0,
         longest_source: int = 0,
-        everywhere: Everywhere = nowhere_else,
+        placing: Placing = HERE,
     ) -> None:
-        super().__init__(contract, device, max_rows, everywhere)
+        super().__init__(contract, device, max_rows, placing)
         if contract.of_kind(SOURCE):
-            self.sources = SourceRows(contract, device, max_rows, longest_source, self.moved, fixed=fixed)
+            self.sources = SourceRows(contract, device, max_rows, longest_source, self.moved, placing, fixed=fixed)
         kept_blocks = kept_blocks if self.keeps_blocks else 0
         self._kept = self.all_of(TOKEN, kept_blocks, BLOCK_TOKENS, torch.empty)  # each is written before it is read
         self.snapshots = Snapshots(self, kept_blocks, max_rows) if contract.recurrent and kept_blocks else None

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ...engines import GRANULE, SOURCE, SOURCES, Contract
+from ...engines import GRANULE, SOURCE, SOURCES, Contract, heads_in_parts
 from .full import CacheFull
+from .placing import HERE, Placing
 
 Made = Sequence[Tensor]  # of each state, what there is of one source [heads, T, size]
 
@@ -24,13 +25,14 @@ class SourceRows:
         max_rows: int,
         longest: int,
         moved: Callable[[], None],
+        placing: Placing = HERE,
         *,
         fixed: bool,
     ) -> None:
         self.entries = [0] * max_rows
         self._states, self._longest, self._moved = contract.of_kind(SOURCE), longest, moved
         self._ragged = SOURCES in contract.capabilities
-        self._device = device
+        self._device, self._placing = device, placing
         self._length = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._buffers: dict[str, Tensor] = {}
         self.rows = self.capacity = 0
@@ -60,8 +62,8 @@ class SourceRows:
         try:
             # What lies after a source is multiplied by zero, so it must be finite.
             made = {
-                state.name: torch.zeros(
-                    state.memory(rows, capacity), dtype=getattr(torch, state.dtype), device=self._device
+                state.name: self._placing.everywhere(
+                    torch.zeros(state.memory(rows, capacity), dtype=getattr(torch, state.dtype), device=self._device)
                 )
                 for state in self._states
             }
@@ -85,7 +87,8 @@ class SourceRows:
         entries = made[0].shape[1]
         self.fit(row + 1, entries)
         for state, each in zip(self._states, made, strict=True):
-            self._buffers[state.name][row, :, :entries] = each
+            parts = heads_in_parts(each.shape[0], state.shape[0])
+            self._placing.put(self._buffers[state.name][row, :, :entries], each, 0, parts)
         self._note(row, entries)
 
     def move(self, source: int, destination: int) -> None:
