@@ -1,9 +1,12 @@
-"""An export in shards says what each holds, checks them together, and refuses what has none."""
+"""An export in shards says what each holds, checks them together, and keeps all that a whole one has."""
 
 from pathlib import Path
 
 import pytest
-from trt_spec.engines import Bundle, BundleError, ExportError
+import torch.distributed as dist
+from trt_spec.engines import Bundle, BundleError, ExportError, blank_cache, blank_step
+from trt_spec.engines.torch.engine import TorchEngine
+from trt_spec.engines.torch.parallel.picking import picking
 from trt_spec.export import export_bundle
 from trt_spec.export.checking.check_shards import check_shards, whole_logits
 from trt_spec.export.parallel.shard import Shard
@@ -11,7 +14,9 @@ from trt_spec.tools.commands.export_models import main
 
 from ...kit.bundles import Pair
 from ...kit.families import tiny_checkpoint
+from ...kit.seeing_models import seeing
 from ...kit.shards import in_shards
+from ...kit.source_models import tiny_with_source
 
 # One of each form: heads of keys that are shared, experts, latent attention, recurrent layers, learned positions,
 # merged projections, a bias for each head, pairs of columns, a norm over all heads.
@@ -39,11 +44,12 @@ def test_the_command_writes_shards_that_were_checked_together(
 def test_shards_of_every_form_compute_what_the_graph_does(family: str, shards: int, tmp_path: Path) -> None:
     export_bundle(tiny_checkpoint(family, tmp_path / "checkpoint"), tmp_path / "bundle", check=False)
     graph = tmp_path / "bundle" / "target" / "model.onnx"
-    wanted = whole_logits(graph, Bundle.read(tmp_path / "bundle").target.contract, TEXT)
+    whole = Bundle.read(tmp_path / "bundle").target.contract
+    wanted = whole_logits(graph, whole, TEXT)
     report = in_shards(tmp_path / "bundle", tmp_path / "split", shards, exact=False)
     assert report.sums >= 3
     contract = Bundle.read(tmp_path / "split").target.contract
-    assert check_shards(tmp_path / "split" / "target" / "model.onnx", contract, TEXT, wanted) < 1e-4
+    assert check_shards(tmp_path / "split" / "target" / "model.onnx", contract, whole, TEXT, wanted) < 1e-4
 
 
 def test_shards_that_lack_a_sum_are_refused(llama: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,12 +61,43 @@ def test_shards_that_lack_a_sum_are_refused(llama: Pair, tmp_path: Path, monkeyp
     assert not (tmp_path / "bundle").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"adapters": 2}, "has no room for adapters yet"),
-    ],
-)
-def test_what_has_no_shards_is_refused_before_any_work(llama: Pair, tmp_path: Path, options: dict, why: str) -> None:
-    with pytest.raises(ExportError, match=why):
-        export_bundle(llama.checkpoint, tmp_path / "bundle", shards=2, **options)
+@pytest.mark.exhaustive
+def test_an_export_in_shards_may_have_adapters_and_a_cache_in_eight_bits(llama: Pair, tmp_path: Path) -> None:
+    options = {"shards": 2, "adapters": 2, "adapter_rank": 4, "cache": "int8"}
+    report = export_bundle(llama.checkpoint, tmp_path / "bundle", **options)
+    assert "the 2 shards together" in report.notes[-1]
+    bundle = Bundle.open(tmp_path / "bundle")
+    assert bundle.target.contract.rounded_to == "int8"
+    assert {len(one.input_parts) + len(one.output_parts) for one in bundle.target.contract.adapters.products} == {1}
+    (bundle.path / "target" / "shard1" / "adapters.model.onnx").unlink()
+    with pytest.raises(BundleError, match=r"shard1/adapters\.model\.onnx"):
+        Bundle.open(bundle.path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", ["llava", "whisper"])
+def test_an_export_in_shards_may_see_or_hear(kind: str, tmp_path: Path) -> None:
+    make = seeing if kind == "llava" else tiny_with_source
+    make(kind, tmp_path / "checkpoint")
+    options = {"images": True} if kind == "llava" else {"max_length": 128}
+    report = export_bundle(tmp_path / "checkpoint", tmp_path / "bundle", shards=2, **options)
+    assert "the 2 shards together" in report.notes[-1]
+    assert Bundle.open(tmp_path / "bundle").target.contract.shards == 2
+
+
+def test_a_call_sends_as_much_as_the_page_says(llama: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every token: its hidden states twice a layer and once before, and at the end its logits, or 16 bytes."""
+    in_shards(llama.bundle, tmp_path / "bundle", 2, exact=False)
+    contract, tokens, summed, gathered = Bundle.read(tmp_path / "bundle").target.contract, 5, [], []
+    monkeypatch.setattr(dist, "all_reduce", lambda x: summed.append(x.nbytes))
+    monkeypatch.setattr(dist, "gather", lambda x, parts, dst: gathered.append(x.nbytes))
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    engine = TorchEngine(tmp_path / "bundle" / "target" / "model.onnx", contract, "cpu", compiled=False)
+    for one in (engine, picking(engine, 0, contract.vocab_size)):
+        blank_step(one, blank_cache(contract, 1, 64), 0, 1, tokens, tokens).run()
+    hidden, layers = llama.reference.config.hidden_size, contract.layers
+    assert summed == [tokens * hidden * 4] * (2 * layers + 1) * 2
+    assert gathered == [tokens * contract.vocab_size // 2 * 4, tokens * 16]
+    said = (Path(__file__).parents[3] / "tools" / "docs" / "tensor_parallel.md").read_text(encoding="utf-8")
+    sums, each = 2 * 80 + 1, tokens * 8192 * 2 // 2**10  # of 80 layers in bfloat16
+    assert f"sums {sums} × {each} KiB, or {sums * each / 2**10:.1f} MiB" in " ".join(said.split())
