@@ -49,7 +49,7 @@ class ToolUseBlock(Closed, kw_only=True, tag_field="type", tag="tool_use"):
 
 class ToolResultBlock(Closed, kw_only=True, tag_field="type", tag="tool_result"):
     tool_use_id: str
-    content: str | Annotated[list[TextBlock], Parts] | None = None
+    content: str | Annotated[list[TextBlock | ImageBlock], Parts] | None = None
     is_error: bool | None = None
     cache_control: Ignored = None
     toolset_name: Ignored = None

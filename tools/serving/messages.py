@@ -3,7 +3,7 @@
 import json
 import secrets
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request as HttpRequest
@@ -208,9 +208,9 @@ def _messages_of(turn: Turn) -> Iterator[Message]:
     blocks = turn.content
     for result in blocks:
         if isinstance(result, ToolResultBlock):
-            said, failed = _text(result.content or ""), result.is_error
+            said, failed = _content(result.content or ""), result.is_error
             yield Message(role="tool", tool_call_id=result.tool_use_id, content=said, is_error=failed)
-    text = "\n".join(block.text for block in blocks if isinstance(block, TextBlock))
+    content = _content([block for block in blocks if isinstance(block, TextBlock | ImageBlock)])
     thinking = "\n".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
     calls = [
         PastCall(
@@ -221,11 +221,15 @@ def _messages_of(turn: Turn) -> Iterator[Message]:
         for block in blocks
         if isinstance(block, ToolUseBlock)
     ]
-    seen = [_part(block) for block in blocks if isinstance(block, TextBlock | ImageBlock)]
-    sees = any(isinstance(part, ImagePart) for part in seen)
-    content: str | list[TextPart | ImagePart] = seen if sees else text
     if content or thinking or calls:
         yield Message(role=turn.role, content=content, reasoning_content=thinking or None, tool_calls=calls or None)
+
+
+def _content(blocks: str | Sequence[TextBlock | ImageBlock]) -> str | list[TextPart | ImagePart]:
+    """Return blocks as a chat has them, and texts alone as one."""
+    if isinstance(blocks, str) or not any(isinstance(block, ImageBlock) for block in blocks):
+        return _text(cast(str | Sequence[TextBlock], blocks))
+    return [_part(block) for block in blocks]
 
 
 def _part(block: TextBlock | ImageBlock) -> TextPart | ImagePart:

@@ -68,7 +68,7 @@ class CallItem(Closed, kw_only=True):
 class CallOutputItem(Closed, kw_only=True):
     type: Literal["function_call_output"]
     call_id: str
-    output: str | Annotated[list[Said], Parts]
+    output: str | Annotated[list[Said | InputImage], Parts]
     id: Ignored = None
     status: Ignored = None
     caller: Ignored = None

@@ -132,7 +132,7 @@ def _messages_of(items: Sequence[dict[str, Any]]) -> list[Message]:
             thought = _text(item.content or item.summary or "")
             continue
         if isinstance(item, CallOutputItem):
-            messages.append(Message(role="tool", tool_call_id=item.call_id, content=_text(item.output)))
+            messages.append(Message(role="tool", tool_call_id=item.call_id, content=_content(item.output)))
         elif isinstance(item, CallItem):
             function = CalledFunction(name=item.name, arguments=item.arguments)
             call = PastCall(id=item.call_id, type="function", function=function)
@@ -156,7 +156,7 @@ def _text(content: str | Sequence[Said]) -> str:
 
 
 def _content(parts: str | Sequence[Said | InputImage]) -> str | list[TextPart | ImagePart]:
-    """Return the parts of a message as a chat has them, and texts alone as one."""
+    """Return parts as a chat has them, and texts alone as one."""
     if isinstance(parts, str) or not any(isinstance(part, InputImage) for part in parts):
         return _text(cast(str | Sequence[Said], parts))
     return [
