@@ -245,7 +245,10 @@ class Model:
         found, start = [], self.cache.entries[row]
         self.cache.make_room(row, [start], [len(tokens)])
         most = min(self.engine.verify_width, MOST_READ) if self.recurrent else self.engine.verify_width
-        for width in chunks(len(tokens), most):
+        widths = chunks(len(tokens), most)
+        if self.images is not None:
+            widths = self.images.widths(row, start, widths)
+        for width in widths:
             chunk, tokens = tokens[:width], tokens[width:]
             first, logits = torch.full((1,), start, device=chunk.device), self.logits(1, width)
             since = max(1, self.cache.since(row))

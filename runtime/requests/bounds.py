@@ -1,6 +1,6 @@
 """What a bundle's manifest rules out of a request. No torch here, so that flags are refused before that is loaded."""
 
-from ...engines import WHOLE_IMAGES, Bundle, RequestError
+from ...engines import Bundle, RequestError
 from ..acceptance.parameter_fields import ParameterFields
 
 
@@ -14,17 +14,11 @@ def refuse_source(bundle: Bundle, given: bool) -> None:
         )
 
 
-def refuse_images(bundle: Bundle, params: ParameterFields) -> None:
-    """Refuse images that no graph of the bundle sees, and what does not go with them."""
+def refuse_images(bundle: Bundle) -> None:
+    """Refuse images that no graph of the bundle sees."""
     if bundle.vision is None:
         raise RequestError(
             f"the target of bundle {bundle.path} reads no images; leave them out, or export it with --images", "images"
-        )
-    if params.prompt_logprobs is not None and WHOLE_IMAGES in bundle.target.contract.capabilities:
-        raise RequestError(
-            "prompt_logprobs are asked for, but the tokens of an image see later ones here, so that they have none; "
-            "leave either out",
-            "prompt_logprobs",
         )
 
 

@@ -55,7 +55,7 @@ class Intake:
         if type(priority) is not int:
             raise RequestError(f"priority is {priority!r}, expected a whole number", "priority")
         read_from = self._source(source)
-        ids, sight = self._with_images(prompt, images, params)
+        ids, sight = self._with_images(prompt, images)
         if sight is None:
             ids = self._encode(prompt) if read_from is None else self._beginning(prompt)
         refuse_long(self._bundle, params.max_new_tokens, len(ids))
@@ -120,13 +120,11 @@ class Intake:
         own = self._bundle.tokenizer.start_ids
         return len(own) - 1 if ids == [*own] else 0
 
-    def _with_images(
-        self, prompt: Prompt, images: Sequence[bytes | Picture], params: SamplingParams
-    ) -> tuple[list[int], Sight | None]:
+    def _with_images(self, prompt: Prompt, images: Sequence[bytes | Picture]) -> tuple[list[int], Sight | None]:
         """Return the tokens of a prompt with its images in their places, and where these are; nothing without any."""
         if not images:
             return [], None
-        refuse_images(self._bundle, params)
+        refuse_images(self._bundle)
         reader, vision = self.images, self._bundle.vision
         assert reader is not None, "a bundle that sees says how images are read"
         assert vision is not None

@@ -31,9 +31,7 @@ class Prefill:
         fed: dict[int, int] = {}
         for row, entries in wanted.items():
             chunk = _next_chunk(entries - model.cache.entries[row], 0 if model.recurrent else NARROWEST)
-            if model.images is not None:
-                begin = model.cache.entries[row]
-                chunk = min(model.images.whole(row, begin + chunk), entries) - begin
+            chunk = _uncut(model, row, chunk, entries)
             if chunk > 0 and (not fed or _fits(model, fed, row, chunk, budget)):
                 fed[row] = chunk
         if not fed:
@@ -58,13 +56,22 @@ class Prefill:
         """
         assert request.params.prompt_logprobs is not None
         start = target.cache.entries[row]
-        count = min(PREFILL_WIDTH, len(request.prompt) - 1 - start)
+        last = len(request.prompt) - 1
+        count = _uncut(target, row, min(PREFILL_WIDTH, last - start), last)
         logits = target.score(row, self._rows.tokens[row, start : start + count])
         following = request.prompt[start + 1 : start + 1 + count]
         request.prompt_logprobs[start + 1 :] = token_logprobs(logits, following, request.params.prompt_logprobs)
         if not request.unscored:
             target.cache.free(row)
         return count
+
+
+def _uncut(model: Model, row: int, tokens: int, entries: int) -> int:
+    """Return how many tokens to read next of a row that is to have so many entries, so that no call cuts an image."""
+    if model.images is None:
+        return tokens
+    begin = model.cache.entries[row]
+    return min(model.images.whole(row, begin + tokens), entries) - begin
 
 
 def _fits(model: Model, fed: Mapping[int, int], row: int, chunk: int, budget: int) -> bool:

@@ -150,10 +150,15 @@ class Seeing:
         said = self.whole.generate(**given, do_sample=False, max_new_tokens=most, **settings)
         return said[0, given["input_ids"].shape[1] :].tolist()  # type: ignore[no-any-return]
 
-    @torch.no_grad()
     def likeliest(self, prompt: str, images: Sequence[bytes]) -> float:
         """Return the log-probability that transformers gives to the likeliest token after a prompt."""
-        return float(self.whole(**self._given(prompt, images)).logits[0, -1].log_softmax(-1).max())
+        return float(self.log_probs(prompt, images)[-1].max())
+
+    @torch.no_grad()
+    def log_probs(self, prompt: str, images: Sequence[bytes]) -> Tensor:
+        """Return what transformers says may follow each token of a prompt [S, V]."""
+        found: Tensor = self.whole(**self._given(prompt, images)).logits[0].log_softmax(-1)
+        return found
 
     def _given(self, prompt: str, images: Sequence[bytes]) -> dict[str, Tensor]:
         pictures = self.read(images)

@@ -98,7 +98,7 @@ def _refuse_in_bundle(arguments: argparse.Namespace, prompt: str, source: str | 
     refuse_long(bundle, fields.max_new_tokens)
     refuse_foreign_tokens(bundle, fields)
     if arguments.image:
-        refuse_images(bundle, fields)
+        refuse_images(bundle)
     if source is None and not arguments.chat:
         refuse_prompt(bundle, prompt, fields)
 
