@@ -27,6 +27,11 @@ def _one_tile(settings: Settings) -> dict[str, tuple[int, int]]:
     return {"tiles": (1, 1)}
 
 
+def _squares(settings: Settings) -> dict[str, tuple[int, int]]:
+    most = settings["crops"][1] if settings["crops"] else 0
+    return {"tiles": (1, 1 + most)}
+
+
 def _tiles(settings: Settings) -> dict[str, tuple[int, int]]:
     rows = settings["places"] if settings["split"] else []
     return {"tiles": (1, 1 + sum(map(len, rows)))}  # one of the whole image
@@ -68,7 +73,7 @@ def _unbounded() -> ExportError:
 
 
 SIZES: Mapping[str, Callable[[Settings], dict[str, tuple[int, int]]]] = {  # by the family that images.json names
-    "gemma3": _one_tile,
+    "gemma3": _squares,
     "idefics3": _tiles,
     "llava": _one_tile,
     "pixtral": _shapes,

@@ -75,11 +75,9 @@ def _llava(processor: Processor) -> dict[str, Any]:
 
 def _gemma3(processor: Processor) -> dict[str, Any]:
     pixels = processor.pixels
-    if pixels.do_pan_and_scan:
-        raise processor.refuse("do_pan_and_scan", "false")
     if pixels.do_resize and processor.size() is None:
         raise processor.refuse("size", "height and width")
-    begin = processor.token("boi_token", "<start_of_image>")
+    begin, end = processor.token("boi_token", "<start_of_image>"), processor.token("eoi_token", "<end_of_image>")
     return _kept(
         "gemma3",
         begin,
@@ -88,9 +86,29 @@ def _gemma3(processor: Processor) -> dict[str, Any]:
         size=processor.size() if pixels.do_resize else None,
         begin=begin[1],
         soft=processor.token("image_token", "<image_soft_token>")[1],
-        end=processor.token("eoi_token", "<end_of_image>")[1],
+        end=end[1],
         count=processor.count("image_seq_length", 256),
+        crops=_crops(processor) if pixels.do_pan_and_scan else None,
+        lead="Here is the original image ",
+        then=processor.between(end[0], "\n\n and here are some crops to help you see better \n\n", begin[0]),
+        between=processor.between(end[0], "\n\n \n\n", begin[0]),
     )
+
+
+def _crops(processor: Processor) -> list[float]:
+    """Return how the crops of an image are chosen, with the defaults of Gemma3Processor."""
+    usual = {
+        "pan_and_scan_min_crop_size": 256,
+        "pan_and_scan_max_num_crops": 4,
+        "pan_and_scan_min_ratio_to_activate": 1.2,
+    }
+    found = []
+    for name, value in usual.items():
+        own = getattr(processor.pixels, name)
+        found.append(value if own is None else own)
+        if not found[-1] > 0:
+            raise processor.refuse(name, "more than 0")
+    return found
 
 
 def _qwen(processor: Processor) -> dict[str, Any]:

@@ -19,6 +19,7 @@ class Picture:
     inputs: Mapping[str, np.ndarray]
     tokens: tuple[int, ...]  # in place of the placeholder: those of the image, and those around and between them
     grid: tuple[int, int, int]  # for M-RoPE: frames, rows, columns of merged patches; (1, 1, image tokens) elsewhere
+    lead: str = ""  # text before the placeholder and all that surrounds it
 
     @cached_property
     def digest(self) -> str:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,8 +18,8 @@ SETTINGS = "images.json"  # in a bundle
 class ImageReader:
     """Makes pictures of image files, and puts them in the places that a prompt has for them.
 
-    In text such a place is the `placeholder`, and `surrounded` puts around it what the processor puts there. In tokens
-    it is the `image_token`, which `expand` replaces.
+    In text such a place is the `placeholder`, and `surrounded` puts around it what the processor puts there for its
+    picture. In tokens it is the `image_token`, which `expand` replaces.
     """
 
     def __init__(self, family: Family, image_token: int, placeholder: str, around: Sequence[str] = ("", "")) -> None:
@@ -49,10 +50,12 @@ class ImageReader:
                 "images",
             ) from error
 
-    def surrounded(self, prompt: str) -> str:
+    def surrounded(self, prompt: str, pictures: Sequence[Picture]) -> str:
         """Put around each placeholder the text that the processor puts there."""
-        before, after = self._around
-        return prompt.replace(self.placeholder, before + self.placeholder + after)
+        (before, after), (first, *others) = self._around, prompt.split(self.placeholder)
+        leads = chain((picture.lead for picture in pictures), repeat(""))  # `expand` refuses other numbers of pictures
+        placed = (lead + before + self.placeholder + after + text for lead, text in zip(leads, others, strict=False))
+        return first + "".join(placed)
 
     def expand(self, ids: Sequence[int], pictures: Sequence[Picture]) -> list[int]:
         """Put each picture's tokens in its placeholder's place."""

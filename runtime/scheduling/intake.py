@@ -129,7 +129,7 @@ class Intake:
         assert reader is not None, "a bundle that sees says how images are read"
         assert vision is not None
         pictures = [one if isinstance(one, Picture) else reader.read(one) for one in images]
-        ids = self._encode(reader.surrounded(prompt) if isinstance(prompt, str) else prompt)
+        ids = self._encode(reader.surrounded(prompt, pictures) if isinstance(prompt, str) else prompt)
         ids = reader.expand(ids, pictures)
         return ids, Sight.of(ids, pictures, vision.contract.token)
 

@@ -23,6 +23,12 @@ TILES = {"do_image_splitting": True, "do_pad": True, "resample": 1, "size": {"lo
 TILES |= {"max_image_size": {"longest_edge": 16}}
 LLAVA = {"processor_class": "LlavaProcessor", "patch_size": 7, "image_token": "<image>"}
 BOXED = {"do_center_crop": True, "size": {"shortest_edge": 28}, "crop_size": SQUARE}
+CROPS = {
+    "do_pan_and_scan": True,
+    "pan_and_scan_min_crop_size": 20,
+    "pan_and_scan_max_num_crops": 4,
+    "pan_and_scan_min_ratio_to_activate": 1.2,
+}
 # For each: the processor's own settings, and those of what makes pixels.
 PROCESSORS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "llava": (
@@ -41,6 +47,10 @@ PROCESSORS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"processor_class": "Gemma3Processor", "image_seq_length": 4},
         HALVES
         | {"size": SQUARE, "resample": 2, "do_pan_and_scan": None, "image_processor_type": "Gemma3ImageProcessor"},
+    ),
+    "gemma3-crops": (
+        {"processor_class": "Gemma3Processor", "image_seq_length": 4},
+        HALVES | CROPS | {"size": SQUARE, "resample": 2, "image_processor_type": "Gemma3ImageProcessor"},
     ),
     "qwen2_5_vl": (
         {"processor_class": "Qwen2_5_VLProcessor"},
@@ -104,7 +114,7 @@ def tokenizer() -> Tokenizer:
 def write_processor(name: str, folder: Path, **changed: Any) -> Path:
     """Write the files of one of the processors, with some settings of what makes pixels changed."""
     own, pixels = PROCESSORS[name]
-    tokens = GEMMA_TOKENS if name == "gemma3" else {}
+    tokens = GEMMA_TOKENS if name.startswith("gemma3") else {}
     files = {"processor_config": own, "preprocessor_config": pixels | changed, "tokenizer_config": tokens}
     for file, settings in files.items():
         (folder / f"{file}.json").write_text(json.dumps(settings), encoding="utf-8")

@@ -132,7 +132,7 @@ class Seeing:
     def ids(self, prompt: str, pictures: Sequence[Picture]) -> list[int]:
         """Return the tokens of a prompt with its images in their places."""
         reader = ImageReader.open(self.bundle)
-        return reader.expand(tokenizer().encode(reader.surrounded(prompt)).ids, pictures)
+        return reader.expand(tokenizer().encode(reader.surrounded(prompt, pictures)).ids, pictures)
 
     def read(self, images: Sequence[bytes]) -> list[Picture]:
         reader = ImageReader.open(self.bundle)

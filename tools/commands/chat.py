@@ -65,7 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
             conversation.append(said_with_images(line, shown))
             shown = 0
             with _no_typing():
-                output = _answer(decoder, template.encode(conversation), pictures, params, arguments, adapter)
+                output = _answer(
+                    decoder, template.encode(conversation, pictures=pictures), pictures, params, arguments, adapter
+                )
             conversation.append({"role": "assistant", "content": output.text})
     if params.lenient:
         say(lossy(params.lenience))

@@ -25,6 +25,7 @@ from ..whole_file import outputs, refuse_unfit
 
 if TYPE_CHECKING:
     from ...runtime import Decoder, Request
+    from ...runtime.images.picture import Picture
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,15 +65,16 @@ def run(arguments: argparse.Namespace) -> int:
     _refuse_in_bundle(arguments, prompt, source)
     params = sampling_params(arguments)
     with outputs(arguments, "trace_html") as out, open_decoder(arguments, max_batch=1) as decoder:
+        pictures = [] if decoder.images is None else list(map(decoder.images.read, images))
         request = decoder.submit(
-            _as_asked(prompt, arguments, decoder),
+            _as_asked(prompt, pictures, arguments, decoder),
             params,
             draft_length=draft_length(arguments),
             drafter=arguments.drafter,
             trace=arguments.trace or bool(out),
             source=source,
             adapter=loaded_adapter(decoder, arguments.adapter),
-            images=images,
+            images=pictures,
         )
         if arguments.trace and not arguments.json:
             _print_rounds(decoder, request)
@@ -103,10 +105,12 @@ def _refuse_in_bundle(arguments: argparse.Namespace, prompt: str, source: str | 
         refuse_prompt(bundle, prompt, fields)
 
 
-def _as_asked(prompt: str, arguments: argparse.Namespace, decoder: "Decoder") -> str | list[int]:
+def _as_asked(
+    prompt: str, pictures: "list[Picture]", arguments: argparse.Namespace, decoder: "Decoder"
+) -> str | list[int]:
     if arguments.chat:
-        asked = said_with_images(prompt, len(arguments.image))
-        return template_of(arguments, decoder).encode([*beginning(arguments), asked])
+        asked = said_with_images(prompt, len(pictures))
+        return template_of(arguments, decoder).encode([*beginning(arguments), asked], pictures=pictures)
     return prompt
 
 

@@ -151,8 +151,9 @@ async def tokenize(request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "prompt and messages exclude each other, and one is needed", "prompt")
     if body.messages is not None:
-        prompt = await prompt_of(service, body.messages, {}, service.most_counted)
-        ids = expanded(service, prompt, await pictures_of(service, body.messages))
+        pictures = await pictures_of(service, body.messages)
+        prompt = await prompt_of(service, body.messages, {}, service.most_counted, pictures=pictures)
+        ids = expanded(service, prompt, pictures)
     else:
         ids = await service.encode(body.prompt or "", body.add_special_tokens, most=service.most_counted)
     answer = Tokens(len(ids), service.max_length, ids)

@@ -138,8 +138,8 @@ async def conversation_of(service: Service, body: ChatBody, most: int) -> Conver
     settings = (body.chat_template_kwargs or {}) | {"tools": tools.shown}
     if body.reasoning_effort is not None:
         settings["reasoning_effort"] = body.reasoning_effort
-    prompt = await prompt_of(service, body.messages, settings, most, ending_of(body))
-    seen = await pictures_of(service, body.messages)
+    ending, seen = ending_of(body), await pictures_of(service, body.messages)
+    prompt = await prompt_of(service, body.messages, settings, most, ending, seen)
     read = expanded(service, prompt, seen)
     if (marks := service.reasoning) is None:
         return Conversation(prompt, asked, tools.reader, seen, read)
@@ -169,11 +169,12 @@ async def prompt_of(
     settings: Mapping[str, object],
     most: int,
     ending: Ending = Ending.ANSWER,
+    pictures: Sequence[Picture] = (),
 ) -> list[int]:
-    """The token ids of a conversation, ready for the assistant's answer."""
+    """The token ids of a conversation, ready for the assistant's answer, with a placeholder for each picture."""
     template, each = template_of(service, messages, most)
     size = len(encode([each, settings]))
-    ids = await service.aside(partial(template.encode, each, settings, ending, most), size)
+    ids = await service.aside(partial(template.encode, each, settings, ending, most, pictures), size)
     if not ids:
         raise ApiError(400, "the chat template makes an empty prompt of these messages; say something", "messages")
     return ids

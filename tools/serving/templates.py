@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
@@ -17,6 +18,7 @@ from .sandbox import SafeTemplate
 from .tokenising import encoded
 
 if TYPE_CHECKING:
+    from ...runtime.images.picture import Picture
     from ...runtime.images.reader import ImageReader
 
 CALL_MARKS = ("<tool_call>", "</tool_call>")  # lines around a call, as the templates of Hermes, Qwen and others say
@@ -106,12 +108,13 @@ class ChatTemplate:
         settings: Mapping[str, Any] | None = None,
         ending: Ending = Ending.ANSWER,
         most: int | None = None,
+        pictures: "Sequence[Picture]" = (),
     ) -> list[int]:
         """Return the prompt's tokens, at `most` so many. A special token that a user spells out stays text.
 
-        Each image has a placeholder there.
+        Each image has a placeholder there, and beside it what is written for its picture.
         """
-        ids = self._encode(messages, settings, ending, most)
+        ids = self._encode(messages, settings, ending, most, pictures)
         if self._images is not None:
             wanted = sum(part.get("type") == "image" for one in messages for part in _parts_of(one["content"]))
             if (places := ids.count(self._images.image_token)) != wanted:
@@ -128,9 +131,10 @@ class ChatTemplate:
         settings: Mapping[str, Any] | None,
         ending: Ending,
         most: int | None,
+        pictures: "Sequence[Picture]",
     ) -> list[int]:
         given = [messages, settings or {}]
-        written = str if self._images is None else self._images.surrounded
+        written = str if self._images is None else partial(self._images.surrounded, pictures=pictures)
         if not any(self._any_special.search(text) for text in _texts(given)):
             text = written(self.render(messages, settings, ending))
             return encoded(self._tokenizer, text, False, most, "messages")

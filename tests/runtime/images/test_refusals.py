@@ -127,7 +127,11 @@ def test_settings_that_are_damaged_are_refused(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "changed", "said"),
     [
-        ("gemma3", {"do_pan_and_scan": True}, "has do_pan_and_scan True, expected false; this version reads no other"),
+        (
+            "gemma3",
+            {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 0},
+            "has pan_and_scan_min_crop_size 0, expected more than 0; this version reads no other",
+        ),
         ("llava", {"size": {"longest_edge": 5, "shortest_edge": 3}}, "expected shortest_edge, or height and width"),
         ("llava", {"do_pad": True}, "has do_pad True, expected false"),
         (

@@ -13,7 +13,7 @@ from trt_spec.export.writing.images import image_settings, write_image_settings
 from trt_spec.runtime.images.reader import ImageReader
 from trt_spec.tools.serving.templates import ChatTemplate
 
-from ...kit.image_processors import tokenizer, whole_processor, write_processor
+from ...kit.image_processors import CROPS, tokenizer, whole_processor, write_processor
 from ...kit.images import image_file
 
 TEMPLATES = {
@@ -38,6 +38,7 @@ TEMPLATES = {
         "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
     ),
 }
+TEMPLATES["gemma3-crops"] = TEMPLATES["gemma3"]
 FILES = [image_file(57, 33), image_file(31, 90), image_file(9, 9, "L")]
 
 
@@ -80,7 +81,8 @@ TALK = [
 
 def test_prompts_are_those_of_transformers(name: str, tmp_path: Path):
     reader = reader_of(name, tmp_path)
-    ours = template_of(name, reader).encode(TALK)
+    pictures = [reader.read(content) for content in FILES]
+    ours = template_of(name, reader).encode(TALK, pictures=pictures)
     whole, left = whole_processor(name, tmp_path), iter(FILES)
     theirs = [
         message
@@ -93,9 +95,11 @@ def test_prompts_are_those_of_transformers(name: str, tmp_path: Path):
         for message in TALK
     ]
     asked: dict[str, Any] = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
+    if name == "gemma3-crops":
+        asked["processor_kwargs"] = {"images_kwargs": CROPS}
     whole.tokenizer.bos_token = "<s>"
     expected = whole.apply_chat_template(theirs, TEMPLATES[name], **asked)["input_ids"]
-    assert reader.expand(ours, [reader.read(content) for content in FILES]) == expected[0]
+    assert reader.expand(ours, pictures) == expected[0]
 
 
 def test_texts_alone_are_written_as_parts_where_a_template_knows_nothing_else(name: str, tmp_path: Path):
