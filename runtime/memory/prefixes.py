@@ -14,6 +14,8 @@ from typing import NamedTuple, Protocol
 from ...engines import BLOCK_TOKENS
 from .cache import KVCache
 
+NONE: Mapping[int, bytes] = MappingProxyType({})
+
 
 class Block(NamedTuple):
     """A block that is kept: its key, that of the block before it, and what it was made of."""
@@ -22,6 +24,7 @@ class Block(NamedTuple):
     parent: bytes | None
     tokens: tuple[int, ...]
     salt: str
+    marks: Mapping[int, bytes]  # of those of its tokens that alone do not tell what was read: the digest of an image
 
 
 class Watcher(Protocol):
@@ -55,17 +58,13 @@ class Prefixes:
     def blocks(self) -> int:
         return sum(map(len, self._kept.values()))
 
-    def extend(
-        self, keys: list[bytes], tokens: Sequence[int], salt: str, marks: Mapping[int, bytes] = MappingProxyType({})
-    ) -> None:
+    def extend(self, keys: list[bytes], tokens: Sequence[int], salt: str, marks: Mapping[int, bytes] = NONE) -> None:
         """Append the keys of the blocks that these tokens fill; `marks` tell those at some places from their likes."""
         if self._most:
             for place in range(len(keys), len(tokens) // BLOCK_TOKENS):
                 before = keys[-1] if keys else sha256(salt.encode()).digest()
                 block = tokens[place * BLOCK_TOKENS : (place + 1) * BLOCK_TOKENS]
-                if marks:
-                    own = range(place * BLOCK_TOKENS, (place + 1) * BLOCK_TOKENS)
-                    before += b"".join(marks[token] for token in own if token in marks)
+                before += b"".join(_marks_of(place, marks).values())
                 keys.append(sha256(before + b"".join(token.to_bytes(4, "little") for token in block)).digest())
 
     def reuse(self, cache: KVCache, row: int, keys: Sequence[bytes]) -> None:
@@ -82,7 +81,15 @@ class Prefixes:
         if found:
             cache.reuse(row, [kept[key] for key in found])
 
-    def leave(self, cache: KVCache, row: int, keys: Sequence[bytes], tokens: Sequence[int], salt: str) -> None:
+    def leave(
+        self,
+        cache: KVCache,
+        row: int,
+        keys: Sequence[bytes],
+        tokens: Sequence[int],
+        salt: str,
+        marks: Mapping[int, bytes] = NONE,
+    ) -> None:
         """Keep the whole blocks of a row that holds these tokens, as far as they fit."""
         kept = self._kept[cache]
         most = self._most if cache.keeps_blocks else 0
@@ -109,7 +116,7 @@ class Prefixes:
             if dropped:
                 self.watcher.dropped(dropped)
             if added:
-                self.watcher.kept([block_at(place, keys, tokens, salt) for place in reversed(added)])
+                self.watcher.kept([block_at(place, keys, tokens, salt, marks) for place in reversed(added)])
 
     def forget(self) -> None:
         for cache, kept in self._kept.items():
@@ -120,6 +127,14 @@ class Prefixes:
             kept.clear()
 
 
-def block_at(place: int, keys: Sequence[bytes], tokens: Sequence[int], salt: str) -> Block:
+def block_at(place: int, keys: Sequence[bytes], tokens: Sequence[int], salt: str, marks: Mapping[int, bytes]) -> Block:
     own = tuple(tokens[place * BLOCK_TOKENS : (place + 1) * BLOCK_TOKENS])
-    return Block(keys[place], keys[place - 1] if place else None, own, salt)
+    return Block(keys[place], keys[place - 1] if place else None, own, salt, _marks_of(place, marks))
+
+
+def _marks_of(place: int, marks: Mapping[int, bytes]) -> Mapping[int, bytes]:
+    """Return the marks of the tokens of a block, by their places there."""
+    if not marks:  # nearly always
+        return NONE
+    first = place * BLOCK_TOKENS
+    return {token: marks[first + token] for token in range(BLOCK_TOKENS) if first + token in marks}

@@ -56,10 +56,12 @@ class Sight:
 
     @cached_property
     def marks(self) -> dict[int, bytes]:
-        """What tells the images of prompts apart that have the same tokens: a digest where each begins."""
+        """What tells the images of prompts apart that have the same tokens: at each entry the digest of its image."""
+        digests = [picture.digest.encode() for picture in self.pictures]
         return {
-            self.places[begin]: picture.digest.encode()
-            for begin, picture in zip(self.borders, self.pictures, strict=False)
+            place: digest
+            for digest, (begin, end) in zip(digests, pairwise(self.borders), strict=True)
+            for place in self.places[begin:end]
         }
 
     @cached_property

@@ -242,7 +242,7 @@ class Seating:
         tokens, salt = (*request.prompt, *request.token_ids), request.cache_salt
         self.prefixes.extend(occupant.keys, tokens, salt, request.marks)
         for model in self._alike:
-            self.prefixes.leave(model.cache, occupant.row, occupant.keys, tokens, salt)
+            self.prefixes.leave(model.cache, occupant.row, occupant.keys, tokens, salt, request.marks)
 
     def _reuse_prefix(self, occupant: Occupant) -> None:
         """Begin with what an earlier request has left; the end is read as it would be without that."""

@@ -4,7 +4,7 @@ import argparse
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,11 @@ from dynamo.llm.exceptions import EngineShutdown, InvalidArgument
 
 from ...engines import BLOCK_TOKENS, EngineEnded, RequestError
 from ...runtime import Decoder, Piece
-from ...runtime.memory.prefixes import Block
 from ..serving.errors import ApiError
 from ..serving.stepper import Stepper
 from ..serving.tickets import RequestGroup
 from ..serving.tokens import Spelling
+from .events import Publishing
 from .requests import chunk_of, submission_of
 
 MOST_WAITING = 10_000  # Dynamo hands over no more at once
@@ -138,27 +138,3 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # it has no types here
     async def _until_idle(self, seconds: float) -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), seconds)
-
-
-class Publishing:
-    """Tells the router which prefixes this worker keeps."""
-
-    def __init__(self, publisher: Any) -> None:
-        self._publisher = publisher
-
-    def kept(self, blocks: Sequence[Block]) -> None:
-        for block in blocks:
-            self._publisher.publish_stored(
-                token_ids=list(block.tokens),
-                num_block_tokens=[len(block.tokens)],
-                block_hashes=[_short(block.key)],
-                parent_hash=None if block.parent is None else _short(block.parent),
-                cache_salt=block.salt or None,
-            )
-
-    def dropped(self, keys: Sequence[bytes]) -> None:
-        self._publisher.publish_removed([_short(key) for key in keys])
-
-
-def _short(key: bytes) -> int:
-    return int.from_bytes(key[:8], "big", signed=True)

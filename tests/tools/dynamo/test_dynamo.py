@@ -1,6 +1,7 @@
 """NVIDIA Dynamo before two workers: its own frontend, from the package index, in a folder of its own."""
 
 import asyncio
+import importlib.util
 import json
 import os
 import random
@@ -12,15 +13,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 from trt_spec.engines import BLOCK_TOKENS
 from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.runtime.memory.prefixes import Block
 from trt_spec.runtime.memory.snapshots import EVERY
+from trt_spec.tools.dynamo.events import tokens_of
 from trt_spec.tools.dynamo.requests import seed_of
 from trt_spec.tools.dynamo.worker import parser
 from trt_spec.tools.serving.stepper import BROKEN
@@ -426,6 +431,25 @@ def test_a_recurrent_model_says_what_it_says_alone_and_tells_of_no_block_that_a_
         assert asyncio.run(ask(decoder)) == [alone, alone]
         assert len(known) * BLOCK_TOKENS == (1 + 1 + 2) * EVERY, "each ends in a copy of states"
         assert decoder.prefixes.found_tokens == (0 + 1 + 2) * EVERY, "of the first too little is behind it"
+
+
+def test_images_are_told_of_as_the_router_knows_them(packages: Path):
+    """Dynamo puts the same numbers in the places of an image's tokens when it routes a request."""
+    place = packages / "dynamo/common/multimodal/routing_utils.py"  # its package needs libraries that nothing else does
+    spec = importlib.util.spec_from_file_location("routing_utils", place)
+    assert spec is not None
+    assert spec.loader is not None
+    theirs = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(theirs)
+    digests = [sha256(name).hexdigest() for name in (b"one", b"other")]
+    tokens = list(range(BLOCK_TOKENS))
+    seen = [
+        SimpleNamespace(mm_hash=digest, mm_position=SimpleNamespace(offset=offset, length=9))
+        for digest, offset in zip(digests, (3, 20), strict=True)
+    ]
+    known = theirs.build_mm_routing_info_from_features(seen, tokens)
+    marks = {offset + one: digest.encode() for digest, offset in zip(digests, (3, 20), strict=True) for one in range(9)}
+    assert tokens_of(Block(b"", None, tuple(tokens), "", marks)) == known["routing_token_ids"]
 
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
