@@ -68,18 +68,14 @@ class Reading:
         heard = [one for one in seating.prefilling if self._heard(one)]
         if seating.prefilling and not heard:
             return self._hear(seating.prefilling, [self._target], budget), 0
-        seen = 0
-        if self._eyes is not None:  # one image a call, so that none keeps other prompts waiting for all of them
-            read = {one.row: self._target.cache.entries[one.row] for one in heard}
-            seen = self._eyes.see({one.row: (one.request.cache_salt, read[one.row]) for one in heard})
-            heard = [one for one in heard if self._eyes.has_seen(one.row, read[one.row])]
-            if read and not heard:
-                return seen, 0
-        unread = {one.row: _entries_of_prompt(one.request) for one in heard}
-        if unscored := [one for one in heard if one.request.unscored]:
+        seen, ready = self._see({one: self._target.cache.entries[one.row] for one in heard})
+        if heard and not ready:
+            return seen, 0
+        unread = {one.row: _entries_of_prompt(one.request) for one in ready}
+        if unscored := [one for one in ready if one.request.unscored]:
             return self._prefill.score(self._target, unscored[0].request, unscored[0].row), 0
         fed, logits = self._prefill.read(self._target, unread, budget)
-        whole = [one for one in heard if self._target.cache.entries[one.row] == unread[one.row]]
+        whole = [one for one in ready if self._target.cache.entries[one.row] == unread[one.row]]
         whole.sort(key=lambda one: one.row)
         for occupant in whole:
             seating.keep_prefix(occupant)
@@ -96,8 +92,8 @@ class Reading:
         keeping = [one for one in whole if one.beaming or one.request.params.keeps_its_draft]
         lacking = self._lacking(keeping)
         self._hear(keeping, _drafts_of(lacking))
-        self._show(keeping, lacking)
-        left = self._prefill.catch_up(lacking, draft_budget)
+        shown, readable = self._show(keeping, lacking)
+        left = self._prefill.catch_up(readable, draft_budget)
         for occupant in whole:
             own = lacking.get(occupant.row, {})
             if not all(draft.cache.entries[occupant.row] >= entries for draft, entries in own.items()):
@@ -111,7 +107,7 @@ class Reading:
                     )
                 seating.go_searching(occupant)
         self._let_images_go(whole)
-        return fed + seen or budget, draft_budget - left
+        return fed + seen + shown or budget, draft_budget - left
 
     def _heard(self, occupant: Occupant) -> bool:
         """Whether a row has what there is of its source."""
@@ -159,22 +155,46 @@ class Reading:
         """
         lacking = self._lacking(live, window)
         self._hear(live, _drafts_of(lacking))  # in all rows, since a draft's steps run in all of them
-        self._show(live, lacking)
-        kept = {one.row: lacking.pop(one.row) for one in live if one.request.params.keeps_its_draft}
-        for some, budget in ((kept, maxsize), (lacking, DRAFT_BUDGET)):
+        keeping = [one for one in live if one.request.params.keeps_its_draft]
+        while self._show(keeping, lacking)[0]:
+            pass
+        _, readable = self._show(live, lacking)
+        kept = {one.row: readable.pop(one.row) for one in keeping}
+        for some, budget in ((kept, maxsize), (readable, DRAFT_BUDGET)):
             if some:
                 self._prefill.catch_up(some, budget)
         self._let_images_go(live)
 
-    def _show(self, occupants: Sequence[Occupant], lacking: Mapping[int, Mapping[Model, int]]) -> None:
-        """Let drafts that see have the images in what they lack. Nearly always the target has left these in the row."""
+    def _see(self, read: Mapping[Occupant, int]) -> tuple[int, list[Occupant]]:
+        """Let requests have the images of what they have not read, of which one is seen now: so none waits for all.
+
+        Return how many entries that makes, and the requests that lack none.
+        """
         if self._eyes is None:
-            return
-        for draft in (one for one in _drafts_of(lacking) if one.images is not None):
-            read = draft.cache.entries
-            late = [one for one in occupants if read[one.row] < lacking.get(one.row, {}).get(draft, 0)]
-            while self._eyes.see({one.row: (one.request.cache_salt, read[one.row]) for one in late}):
-                pass
+            return 0, list(read)
+        seen = self._eyes.see({one.row: (one.request.cache_salt, entries) for one, entries in read.items()})
+        return seen, [one for one, entries in read.items() if self._eyes.has_seen(one.row, entries)]
+
+    def _show(
+        self, occupants: Sequence[Occupant], lacking: Mapping[int, Mapping[Model, int]]
+    ) -> tuple[int, dict[int, Mapping[Model, int]]]:
+        """Let drafts see the images in what they lack. Nearly always the target has left these in the row.
+
+        Return how many entries that makes, and what the drafts can read now.
+        """
+        if self._eyes is None:
+            return 0, dict(lacking)
+        late = {}
+        for one in occupants:
+            read = {draft: draft.cache.entries[one.row] for draft in lacking[one.row] if draft.images is not None}
+            if begins := [entries for draft, entries in read.items() if entries < lacking[one.row][draft]]:
+                late[one] = min(begins)
+        shown, ready = self._see(late)
+        waiting = {one.row for one in late.keys() - ready}
+        return shown, {
+            row: {draft: entries for draft, entries in own.items() if row not in waiting or draft.images is None}
+            for row, own in lacking.items()
+        }
 
     def _let_images_go(self, occupants: Sequence[Occupant]) -> None:
         """Let go of the images of prompts that all have read who see and may propose next; others see them again."""

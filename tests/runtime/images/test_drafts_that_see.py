@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -12,9 +13,10 @@ import torch
 from onnx import numpy_helper
 from trt_spec.engines import IMAGES, Bundle, blank_cache, cache_rows, make_step, open_engine
 from trt_spec.export import export_bundle
-from trt_spec.runtime import Decoder, Output, SamplingParams
+from trt_spec.runtime import Decoder, Output, Request, SamplingParams
 from trt_spec.runtime.memory.image_rows import ImageRows
 from trt_spec.runtime.memory.sight import Sight
+from trt_spec.runtime.scheduling import reading
 
 from ...kit.heads import eagle3_head, mtp_head, parallel_heads
 from ...kit.models import tiny_llama
@@ -90,6 +92,58 @@ def test_a_draft_sees_images_that_its_target_has_in_a_prefix(llava: Seeing):
         assert accepted(output) == 1
         assert decoder._models.images is not None
         assert decoder._models.images.end(0) == 0, "no row holds entries that all have read"
+
+
+@contextmanager
+def seeing_beside(decoder: Decoder, other: Request) -> Iterator[list[int]]:
+    """Note how many tokens another request has whenever an image is seen, of which none is known."""
+    eyes = decoder._models.eyes
+    assert eyes is not None
+    eyes.forget()
+    noted, see = list[int](), eyes._seen
+    with patch.object(eyes, "_seen", lambda *given: noted.append(len(other.token_ids)) or see(*given)):
+        yield noted
+
+
+AN_IMAGE = 16  # entries
+THREE = [image(40 + number, 30, number) for number in range(3)]
+
+
+@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+def test_other_requests_go_on_while_a_draft_is_shown_one_image_after_another(llava: Seeing, rule: str):
+    """But what a text that depends on its draft proposes depends on no one else."""
+    text, params = f"{llava.placeholder * 3} are three", replace(SAMPLED, rule=rule)
+    with Decoder.open(llava.bundle) as decoder:
+        one = decoder.submit(text, params, images=THREE, draft_length=0)
+        other = decoder.submit("only text", SAMPLED, draft_length=0)
+        while not (one.token_ids and other.token_ids):
+            decoder.step()
+        one.draft(4, "model")
+        with seeing_beside(decoder, other) as noted:
+            began = len(other.token_ids)
+            while decoder.step():
+                pass
+    assert noted == ([began, began + 1, began + 2] if rule == "coupled" else [began] * 3)
+    assert one.speculation.acceptance == 1
+
+
+def test_a_request_that_waits_for_its_draft_to_see_keeps_no_other_waiting(llava: Seeing):
+    text, params = f"{llava.placeholder * 3}{' and so on' * 9}", replace(SAMPLED, rule="rejection")
+    drafting = {"drafter": "model", "draft_length": 4}
+    with Decoder.open(llava.bundle) as decoder:
+        [expected] = decoder.generate(text, params, images=[THREE], **drafting)  # type: ignore[arg-type]
+    with Decoder.open(llava.bundle, prefix_bytes=ALL_KEPT) as decoder:
+        decoder.generate(text, params, images=[THREE], draft_length=0)  # so that only the draft lacks images
+        other = decoder.submit("only text", SAMPLED, draft_length=0)
+        while not other.token_ids:
+            decoder.step()
+        began = len(other.token_ids)
+        with seeing_beside(decoder, other) as noted, patch.object(reading, "PREFILL_WIDTH", AN_IMAGE):
+            one = decoder.submit(text, params, images=THREE, **drafting)  # type: ignore[arg-type]
+            while decoder.step():
+                pass
+    assert noted == [began, began + 1, began + 2]
+    assert one.token_ids == list(expected.token_ids)
 
 
 def test_entries_of_images_go_when_all_that_see_have_read_them(llava: Seeing):
