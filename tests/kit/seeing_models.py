@@ -114,6 +114,10 @@ class Seeing:
     def placeholder(self) -> str:
         return PLACEHOLDER[self.kind]
 
+    @property
+    def image_token(self) -> int:
+        return int(tokenizer().token_to_id(IMAGE_TOKEN[self.kind]))
+
     def prompts(self) -> list[tuple[str, list[bytes]]]:
         """Prompts with images of odd sizes; the first has two and the third none, so that it is read before that.
 
@@ -141,8 +145,7 @@ class Seeing:
     def runs(self, prompt: str, images: Sequence[bytes]) -> list[tuple[int, int]]:
         """Return where tokens of images stand side by side in a prompt."""
         pictures = self.read(images)
-        token = tokenizer().token_to_id(IMAGE_TOKEN[self.kind])
-        return Sight.of(self.ids(prompt, pictures), pictures, token).runs
+        return Sight.of(self.ids(prompt, pictures), pictures, self.image_token).runs
 
     def said(self, prompt: str, images: Sequence[bytes], most: int, **settings: Any) -> list[int]:
         """Return what transformers says greedily after a prompt with images, as the bundle reads them."""
@@ -160,13 +163,19 @@ class Seeing:
         found: Tensor = self.whole(**self._given(prompt, images)).logits[0].log_softmax(-1)
         return found
 
-    def _given(self, prompt: str, images: Sequence[bytes]) -> dict[str, Tensor]:
+    @torch.no_grad()
+    def scores(self, prompt: str, images: Sequence[bytes], text: Sequence[int]) -> Tensor:
+        """Return the log-probabilities [S, V] by which transformers' forward pass chooses each token of a text."""
+        logits = self.whole(**self._given(prompt, images, text)).logits[0]
+        return logits[-len(text) - 1 : -1].log_softmax(-1)  # type: ignore[no-any-return]
+
+    def _given(self, prompt: str, images: Sequence[bytes], text: Sequence[int] = ()) -> dict[str, Tensor]:
         pictures = self.read(images)
-        tokens = torch.tensor([self.ids(prompt, pictures)])
+        tokens = torch.tensor([[*self.ids(prompt, pictures), *text]])
         given = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
         if pictures:
             given |= as_transformers(self.kind, pictures)
-            seen = (tokens == tokenizer().token_to_id(IMAGE_TOKEN[self.kind])).long()
+            seen = (tokens == self.image_token).long()
             given |= {TYPES[self.kind]: seen} if self.kind in TYPES else {}
         return given
 

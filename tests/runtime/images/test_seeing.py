@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+import torch
 from trt_spec.engines import BLOCK_TOKENS, EngineError
 from trt_spec.runtime import Decoder, Output, RequestError, SamplingParams
 from trt_spec.runtime.scheduling.prefill import NARROWEST
@@ -60,6 +61,27 @@ def test_greedy_texts_of_a_mixed_batch_are_those_of_transformers(
     assert [first_of(output) for output in again] == likeliest
     assert {output.usage.cached_tokens > 0 for output in again} == {False, True}
     assert [output.usage.cached_tokens > 0 for output in again][::3] == [True, True]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prompt_may_be_an_image_alone(seeing_of: Callable[[str], Seeing], kind: str):
+    """Text goes on after its highest position of all axes, in transformers' forward pass as here.
+
+    Its `generate` counts on from each axis of the last entry, and so contradicts that pass.
+    """
+    one = seeing_of(kind)
+    given = [[image(40, 30)], [image(20, 14)], [image(30, 64)]]
+    with Decoder.open(one.bundle) as decoder:
+        no_more = {one.image_token: -torch.inf}  # transformers would want an image for it
+        params = SamplingParams(max_new_tokens=MOST, logprobs=0, ignore_eos=True, logit_bias=no_more)
+        outputs = decoder.generate([one.placeholder] * 3, params, images=given, drafter="model", draft_length=3)
+    for output, images in zip(outputs, given, strict=True):
+        scores = one.scores(one.placeholder, images, output.token_ids)
+        scores[:, one.image_token] = -torch.inf
+        best = scores.max(-1)
+        assert list(output.token_ids) == best.indices.tolist()
+        assert output.logprobs is not None
+        assert [token.logprob for token in output.logprobs] == pytest.approx(best.values.tolist(), abs=CLOSE)
 
 
 @EACH
