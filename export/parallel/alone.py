@@ -1,5 +1,7 @@
 """Rules of operators that compute entry by entry, or along some axes alone."""
 
+from dataclasses import replace
+
 from ...engines.torch.onnx_graph import Node
 from .spread import Seed, Spread, Whole
 from .walk import SUMMED, Cut, Outputs, Walk, only
@@ -14,12 +16,15 @@ def each_alone(walk: Walk, node: Node) -> Outputs:
         if (spread := walk.spread(name))
     ]
     first, seeds = known[0], walk.seeds(node)
-    if any(each.axis != first.axis or not each.alike(first.parts, walk.shards) for each in known):
+    if any(
+        (each.axis, each.blocks) != (first.axis, first.blocks) or not each.alike(first.parts, walk.shards)
+        for each in known
+    ):
         raise Whole(seeds, f"{node.op} joins what is spread in two ways")
     for name in filter(None, node.inputs):
         if walk.spread(name) is None:
             cut_along(walk, node, name, rank, first, seeds)
-    return [Spread(first.axis, first.parts, seeds)]
+    return [replace(first, seeds=seeds)]
 
 
 def cut_along(walk: Walk, node: Node, name: str, rank: int, spread: Spread, seeds: frozenset[Seed]) -> None:
@@ -28,14 +33,18 @@ def cut_along(walk: Walk, node: Node, name: str, rank: int, spread: Spread, seed
     axis = spread.axis - (rank - len(shape))
     if axis < 0 or shape[axis] == 1:
         walk.demand(name, None, seeds)
+    elif spread.blocks > 1:
+        raise Whole(seeds, f"{name} is whole along what is folded")
     elif walk.is_constant(name):
         walk.demand(name, Cut(axis, spread.parts), seeds)
     elif walk.takes(name, axis, spread):
         return
     elif walk.repeats(name, axis):
         walk.found.firsts[node.outputs[0], node.inputs.index(name)] = axis, spread.share(walk.shards)
+    elif walk.is_of_positions(name) and len(spread.parts) == 1:
+        walk.found.shares[node.outputs[0], node.inputs.index(name)] = spread.along(axis)
     else:
-        raise Whole(seeds, f"{name} is whole along what is spread")
+        raise walk.whole(name, seeds, f"{name} is whole along what is spread")
 
 
 def gather_elements(walk: Walk, node: Node) -> Outputs:
@@ -74,7 +83,7 @@ def reduce(walk: Walk, node: Node) -> Outputs:
     spread, rank = only(walk, node), len(walk.shape(node.inputs[0]))
     axes = {axis % rank for axis in walk.integers(node.inputs[1])}
     if spread.axis in axes:
-        if node.op != "ReduceSum" or spread.twice(walk.shards):
+        if node.op != "ReduceSum" or spread.twice(walk.shards) or spread.blocks > 1:
             raise Whole(spread.seeds, f"{node.op} mixes what is spread")
         walk.found.sums.append(node.outputs[0])
         return [SUMMED]

@@ -31,14 +31,16 @@ def attention(walk: Walk, node: Node) -> Outputs:
     seeds = walk.seeds(node)
     spread, read = walk.spread(query), [walk.spread(name) for name in (key, value)]
     if spread is None or spread.axis != 1 or len(spread.parts) != 1 or spread.twice(walk.shards):
-        raise Whole(seeds, "queries are spread by heads alone")
+        raise walk.whole(query, seeds, "queries are spread by heads alone")
     heads = walk.shape(query)[1]
     for name, one in zip((key, value), read, strict=True):
         kept = walk.shape(name)[1]
         if one is None and (kept == 1 or walk.takes(name, 1, Spread(1, (Part(kept, kept),), seeds))):
             continue  # an only head, or what an encoder gives
-        if one is None or one.axis != 1 or not one.alike((Part(kept, kept),), walk.shards) or heads % kept:
-            raise Whole(seeds, "keys and values are spread in another way than queries")
+        if one is not None and one.axis != 1:
+            raise Whole(one.seeds, "keys and values are spread by heads alone")
+        if one is None or not one.alike((Part(kept, kept),), walk.shards) or heads % kept:
+            raise walk.whole(name, seeds, "keys and values are spread in another way than queries")
     for place, name in enumerate(mask, 3):
         if name and walk.spread(name) is None and len(walk.shape(name)) == 4 and walk.shape(name)[1] != 1:
             if walk.is_constant(name):

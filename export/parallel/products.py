@@ -78,7 +78,7 @@ def each_of_batch(walk: Walk, node: Node, out: int) -> Outputs:
         rank = len(walk.shape(name))
         whole = walk.spread(name) is None and rank >= -axis and walk.shape(name)[axis] != 1
         if whole and not walk.takes(name, rank + axis, known[0][1]):
-            raise Whole(seeds, f"{name} is whole along what is spread")
+            raise walk.whole(name, seeds, f"{name} is whole along what is spread")
     return [Spread(out + axis, parts, seeds)]
 
 

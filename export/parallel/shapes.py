@@ -15,6 +15,8 @@ def reshape(walk: Walk, node: Node) -> Outputs:
     assert spread is not None
     made = reshaped(spread, walk.shape(name), walk.shape(out), walk.shards)
     walk.sized(node, 1, {made.axis: made.share(walk.shards)}, spread.seeds)
+    if made.blocks > 1 and (out, 1) in walk.found.numbers:  # it depends on how many rows there are
+        raise Whole(spread.seeds, f"the folded size of {out} is said, and not left open")
     return [made]
 
 
@@ -60,8 +62,9 @@ def concat(walk: Walk, node: Node) -> Outputs:
             if walk.spread(name) is None:
                 cut_along(walk, node, name, rank, first, seeds)
         return [Spread(first.axis, first.parts, seeds)]
-    if any(one is None or one.axis != axis for one in known):
-        raise Whole(seeds, "Concat appends what is whole")
+    for name, one in zip(node.inputs, known, strict=True):
+        if one is None or one.axis != axis:
+            raise walk.whole(name, seeds, "Concat appends what is whole")
     return [Spread(axis, tuple(part for one in known if one for part in one.parts), seeds)]
 
 

@@ -116,7 +116,8 @@ class Shard:
             self._constant(f"shard.{number}.{part.size}", np.array([at]))
             for number, at in (("begin", begin), ("end", begin + part.share(self._shards)))
         ]
-        cut = ir.node("Slice", [given, *ends, self._constant("number.1", np.array([1]))])
+        axis = self._constant(f"number.{spread.axis}", np.array([spread.axis]))
+        cut = ir.node("Slice", [given, *ends, axis])
         cut.outputs[0].name = f"{node.outputs[0].name}.share.{place}"
         self._graph.insert_before(node, cut)
         node.replace_input_with(place, cut.outputs[0])

@@ -14,9 +14,10 @@ from ...engines.bundle import FUSED, GRAPH, WEIGHTS, shard_folder
 from ...engines.torch.conversion import Recorder, run_node
 from ...engines.torch.onnx_graph import Graph, read_graph
 from .rules import RULES
+from .settle import settle
 from .shard import Shard
 from .spread import Spread
-from .walk import NUMBERS, Found, settle
+from .walk import NUMBERS, Found
 
 SIZES = {  # no two products of them are alike
     "batch": 11,

@@ -43,9 +43,10 @@ class Spread:
     axis: int
     parts: tuple[Part, ...]
     seeds: frozenset[Seed]  # that it comes from
+    blocks: int = 1  # of the axis, each of which is in these parts: rows were folded with heads
 
     def share(self, shards: int) -> int:
-        return sum(part.share(shards) for part in self.parts)
+        return self.blocks * sum(part.share(shards) for part in self.parts)
 
     def twice(self, shards: int) -> bool:
         """Whether some shards have the same entries, so that a sum over shards would count these twice."""
@@ -68,26 +69,30 @@ class Spread:
 
 
 def reshaped(spread: Spread, before: Shape, after: Shape, shards: int) -> Spread:
-    """Return how a value is spread in another shape; its axis may be divided into heads, or be made of them."""
+    """Return how a value is spread in another shape: axes are divided into others, as columns into heads, or folded."""
     refused = Whole(spread.seeds, f"{list(before)} becomes {list(after)} along axis {spread.axis}")
     olds, news = next(both for both in _groups(before, after) if spread.axis in both[0])
-    outer = next((axis for axis in olds if before[axis] != 1), spread.axis)
-    axis = next((axis for axis in news if after[axis] != 1), None)
-    if outer != spread.axis or axis is None:
+    outer = prod(before[olds.start : spread.axis]) * spread.blocks  # times that the parts come
+    axis = next((axis for axis in news if outer < prod(after[news.start : axis + 1])), None)
+    if axis is None or outer % (further := prod(after[news.start : axis])):
         raise refused
-    size = after[axis]
-    if size == before[spread.axis]:
-        return spread.along(axis)
-    if len(spread.parts) != 1:
+    blocks, total = outer // further, sum(part.size for part in spread.parts)
+    if after[axis] % blocks:
         raise refused
-    [part] = spread.parts
-    if size > part.size:  # heads become columns
-        return Spread(axis, (Part(size, part.units),), spread.seeds)
-    if part.size % size or not Part(part.size, size).fits(shards):
+    size = after[axis] // blocks
+    if size % total == 0:  # heads become columns
+        parts = tuple(Part(part.size * (size // total), part.units) for part in spread.parts)
+        return Spread(axis, parts, spread.seeds, blocks)
+    if len(spread.parts) > 1 and all(part == spread.parts[0] for part in spread.parts):  # queries, keys and values
+        one = replace(spread, parts=spread.parts[:1], blocks=spread.blocks * len(spread.parts))
+        return reshaped(one, before, after, shards)
+    if len(spread.parts) > 1 or total % size:
         raise refused
-    if min(part.units, shards) != min(size, shards):
+    if not Part(total, size).fits(shards):
+        raise InParts(spread.seeds, [total // size] * size) if axis + 2 < news.stop else refused
+    if min(spread.parts[0].units, shards) != min(size, shards):
         raise InUnits(spread.seeds, size)
-    return Spread(axis, (Part(size, size),), spread.seeds)
+    return Spread(axis, (Part(size, size),), spread.seeds, blocks)
 
 
 def _groups(before: Shape, after: Shape) -> list[tuple[range, range]]:

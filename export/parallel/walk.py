@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ...engines import FEATURES, ExportError
+from ...engines import FEATURES
 from ...engines.torch.conversion import run_node
 from ...engines.torch.onnx_graph import Graph, Node
-from .spread import InParts, InUnits, Part, Respread, Seed, Shape, Spread, Whole
+from .spread import Part, Seed, Shape, Spread, Whole
 
 Outputs = Sequence[Spread | None]
 Rule = Callable[["Walk", Node], Outputs]
 SUMMED = None  # after a sum between shards, each has the whole value
-MOST_TRIES = 400
 LOGITS = "logits"
 NUMBERS = 64  # a constant of no more is a shape, not a weight
 
@@ -73,6 +72,7 @@ class Walk:
             node.inputs[0] for node in graph.nodes if node.op == "TensorScatter"
         }
         self.keys = self._read_by_attention()
+        self._summed = {name: frozenset[Seed]() for name in whole if name.startswith("past_")}
         self._demands: dict[str, set[Cut | None]] = {}
         self._demanders: dict[str, set[Seed]] = {}
 
@@ -81,7 +81,8 @@ class Walk:
             given = [name for name in node.inputs if name]
             if self._is_number(node):
                 self._compute(node)
-            elif given and all(name in self._constant for name in given):
+                continue
+            if given and all(name in self._constant for name in given):
                 self._constant.update(node.outputs)
             elif not any(name in self._spread for name in given) and node.op not in ("MatMul", "Gemm", "Gather"):
                 for name in given:
@@ -93,6 +94,7 @@ class Walk:
                 for name, spread in zip(node.outputs, rules[node.op](self, node), strict=True):
                     if spread is not None and not spread.whole:
                         self._spread[name] = spread
+            self._trace(node)
         for spec in self._graph.outputs:
             self._require_known(spec.name)
         for name, cuts in self._demands.items():
@@ -117,7 +119,25 @@ class Walk:
         if spread is not None and output != LOGITS and not of_cache:
             raise Whole(spread.seeds, f"the first shard reads {output}")
 
+    def _trace(self, node: Node) -> None:
+        """Note of which sum each output comes that is whole, if of a single one."""
+        matrix = node.inputs[1] if node.op in ("MatMul", "Gemm") else ""
+        if node.outputs[0] in self.found.sums and self.is_constant(matrix):
+            self._summed[node.outputs[0]] = self.seeds(node)
+        elif node.op == "Gather" and node.inputs[0] in self.tables and self.is_float(node.inputs[0]):
+            self._summed[node.outputs[0]] = frozenset()
+        elif origins := {self._summed[name] for name in node.inputs if name in self._summed}:
+            self._summed.update(dict.fromkeys(node.outputs, origins.pop() if len(origins) == 1 else frozenset()))
+
     # What rules ask.
+
+    def whole(self, name: str, seeds: frozenset[Seed], why: str) -> Whole:
+        """Refuse to read a value whole beside what these seeds spread.
+
+        If it is a sum over what a smaller matrix before it has spread, that one is held whole instead, so that the
+        columns of the larger one can be spread.
+        """
+        return Whole(self._summed.get(name) or seeds, why)
 
     def spread(self, name: str) -> Spread | None:
         return self._spread.get(name) if name else None
@@ -138,6 +158,10 @@ class Walk:
             return False
         self._spread[name] = spread.along(axis)
         return True
+
+    def is_of_positions(self, name: str) -> bool:
+        """Whether a value depends on where tokens stand, and not on what they are."""
+        return name not in self._summed
 
     def repeats(self, name: str, axis: int) -> bool:
         """Whether a value is the same at all places of an axis, as it was expanded along it."""
@@ -257,32 +281,3 @@ def only(walk: Walk, node: Node) -> Spread:
     if spread is None or any(walk.spread(name) for name in node.inputs[1:]):
         raise Whole(walk.seeds(node), f"{node.op} reads by what is spread")
     return spread
-
-
-def settle(graph: Graph, whole: dict[str, Tensor], shards: int, rows: int, rules: dict[str, Rule]) -> Found:
-    """Find the way in which as many matrices as possible are spread."""
-    kinds: dict[str, tuple[Part, ...] | None] = {}
-    whole_for: dict[str, str] = {}
-    for _ in range(MOST_TRIES):
-        try:
-            found = Walk(graph, whole, shards, rows, kinds).run(rules)
-        except Respread as asked:
-            _respread(kinds, asked, whole_for)
-        else:
-            found.whole_for = whole_for
-            return found
-    raise ExportError(f"the graph was not split within {MOST_TRIES} tries; please report it")
-
-
-def _respread(kinds: dict[str, tuple[Part, ...] | None], why: Respread, whole_for: dict[str, str]) -> None:
-    assert why.seeds, why
-    [kind, place], *others = sorted(why.seeds)
-    parts = kinds[kind]
-    if isinstance(why, InParts) and not others and parts is not None and parts[place].size == sum(why.sizes):
-        kinds[kind] = (*parts[:place], *(Part(size, size) for size in why.sizes), *parts[place + 1 :])
-    elif isinstance(why, InUnits) and not others and parts is not None and parts[place].units != why.units:
-        kinds[kind] = (*parts[:place], Part(parts[place].size, why.units), *parts[place + 1 :])
-    else:
-        for kind, _ in why.seeds:
-            kinds[kind] = None
-            whole_for[kind] = str(why)

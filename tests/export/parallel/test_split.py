@@ -1,6 +1,7 @@
 """An export in shards says what each holds, checks them together, and keeps all that a whole one has."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -19,8 +20,15 @@ from ...kit.shards import in_shards
 from ...kit.source_models import tiny_with_source
 
 # One of each form: heads of keys that are shared, experts, latent attention, recurrent layers, learned positions,
-# merged projections, a bias for each head, pairs of columns, a norm over all heads.
-FORMS = ("gemma2", "qwen3_moe", "deepseek_v3", "bamba", "gpt2", "phi3", "bloom", "gpt_oss", "olmo2")
+# merged projections, a bias for each head, pairs of columns, a norm over all heads, a norm that folds heads with rows,
+# decays of low rank, decays that are constants, matrices that are added, queries beside keys beside values.
+FORMS = (
+    *("gemma2", "qwen3_moe", "deepseek_v3", "bamba", "gpt2", "phi3", "bloom", "gpt_oss", "olmo2"),
+    *("qwen3_next", "kimi_linear", "minimax", "zamba2", "mpt"),
+)
+SETTINGS: dict[str, dict[str, Any]] = {"kimi_linear": {"linear_num_heads": 4}}
+# Gates of experts, the small matrix of a pair, and one beside the residual.
+SMALL = ("gate.weight", "router.", "q_a_proj.", "kv_a_proj_with_mqa.", "f_a_proj.", "g_a_proj.", "layers.#.linear.")
 TEXT = [5, 9, 17, 5, 9, 20, 33, 12, 8, 2, 44]
 
 
@@ -42,12 +50,14 @@ def test_the_command_writes_shards_that_were_checked_together(
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("family", "shards"), [(family, 2) for family in FORMS] + [("llama", 4), ("qwen3_moe", 4)])
 def test_shards_of_every_form_compute_what_the_graph_does(family: str, shards: int, tmp_path: Path) -> None:
-    export_bundle(tiny_checkpoint(family, tmp_path / "checkpoint"), tmp_path / "bundle", check=False)
+    checkpoint = tiny_checkpoint(family, tmp_path / "checkpoint", **SETTINGS.get(family, {}))
+    export_bundle(checkpoint, tmp_path / "bundle", check=False)
     graph = tmp_path / "bundle" / "target" / "model.onnx"
     whole = Bundle.read(tmp_path / "bundle").target.contract
     wanted = whole_logits(graph, whole, TEXT)
     report = in_shards(tmp_path / "bundle", tmp_path / "split", shards, exact=False)
     assert report.sums >= 3
+    assert [name for name in report.whole_for if not any(small in name for small in SMALL)] == []
     contract = Bundle.read(tmp_path / "split").target.contract
     assert check_shards(tmp_path / "split" / "target" / "model.onnx", contract, whole, TEXT, wanted) < 1e-4
 
