@@ -33,7 +33,7 @@ def _respread(kinds: dict[str, tuple[Part, ...] | None], why: Respread, whole_fo
     if isinstance(why, InParts) and all(part.size == sum(why.sizes) for part in parts):
         for kind, place in why.seeds:
             _replace(kinds, kind, place, [Part(size, size) for size in why.sizes])
-    elif isinstance(why, InUnits) and len(parts) == 1 and parts[0].units != why.units:
+    elif isinstance(why, InUnits) and len(parts) == 1 and parts[0].units > why.units:  # or it would go in circles
         [(kind, place)] = why.seeds
         _replace(kinds, kind, place, [Part(parts[0].size, why.units)])
     else:

@@ -110,8 +110,8 @@ class Hybrid:
         return expected_texts(self.target)
 
 
-def hybrid(kind: str, folder: Path) -> Hybrid:
-    target = tiny_hybrid(kind, folder / "target", max_position_embeddings=512)
+def hybrid(kind: str, folder: Path, **settings: Any) -> Hybrid:
+    target = tiny_hybrid(kind, folder / "target", max_position_embeddings=512, **settings)
     draft = shutil.copytree(target, folder / "draft")
     noise = torch.Generator().manual_seed(1)
     weights = load_file(draft / "model.safetensors")
