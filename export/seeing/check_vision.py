@@ -21,7 +21,7 @@ from ...engines import (
     open_engine,
 )
 from ..checking.check import Errors, in_float32, unrounded
-from .families import FAMILIES
+from .families import family_of
 from .tower import Given
 
 BEFORE, AFTER = 5, 9  # tokens of text around the image: the target reads some of those after it in a second call
@@ -40,9 +40,9 @@ class Seen:
 
 
 @torch.no_grad()
-def seen_by(whole: Any, kind: str, vocab_size: int) -> Seen:
+def seen_by(whole: Any, vocab_size: int) -> Seen:
     """Let a whole checkpoint, in float32, read an image, and a prompt with it."""
-    family, config = FAMILIES[kind], whole.config
+    family, config = family_of(whole.config), whole.config
     example = family.example(config)
     entries = entries_of(whole.model.get_image_features(**example))
     generator = torch.Generator().manual_seed(1)

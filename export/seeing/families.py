@@ -10,7 +10,7 @@ from torch import Tensor
 from ...engines import AXES, WHOLE_IMAGES, Contract, TensorSpec, VisionContract
 from .idefics3 import Idefics3
 from .llava import Llava
-from .pixtral import Pixtral
+from .pixtral import LlavaPixtral, Pixtral
 from .qwen import Qwen3, Qwen25
 from .tower import GRID, PIXELS, Given, Tower
 
@@ -24,7 +24,7 @@ class Family:
     example: Callable[[Any], Given]  # an image as transformers' whole takes it
     of_whole: Callable[[Given], Given]  # what the graph is given of that
     capabilities: tuple[str, ...] = ()  # that the text model has then
-    eyes: tuple[str, ...] = ()  # the types of vision towers, if the family may have several
+    eyes: tuple[str, ...] = ()  # the types of vision towers, if the family has one of several
 
 
 def _tiles(config: Any) -> tuple[TensorSpec, ...]:
@@ -55,7 +55,7 @@ def _any_size(config: Any) -> tuple[TensorSpec, ...]:
 
 
 def _tall_image(config: Any) -> Given:
-    side = config.vision_config.patch_size * config.spatial_merge_size
+    side = config.vision_config.patch_size * getattr(config, "spatial_merge_size", 1)
     return {"pixel_values": _noise(1, 3, 5 * side, 3 * side), "image_sizes": torch.tensor([[5 * side, 3 * side]])}
 
 
@@ -79,10 +79,11 @@ def _noise(*shape: Any) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-FAMILIES: Mapping[str, Family] = {  # by the type in config.json
+FAMILIES: Mapping[str, Family] = {  # by the type in config.json, or that and the vision tower's
     "gemma3": Family(Tower, _tiles, _one_tile, _pixels, (WHOLE_IMAGES,)),
     "idefics3": Family(Idefics3, _tiles, _tiles_of_a_batch, _pixels_of_a_batch),
-    "llava": Family(Llava, _tiles, _one_tile, _pixels, eyes=("clip_vision_model", "siglip_vision_model")),
+    "llava": Family(Llava, _tiles, _one_tile, _pixels, eyes=("clip_vision_model", "siglip_vision_model", "pixtral")),
+    "llava-pixtral": Family(LlavaPixtral, _any_size, _tall_image, _pixels),
     "mistral3": Family(Pixtral, _any_size, _tall_image, _pixels),
     "qwen2_5_vl": Family(Qwen25, _patches, _some_patches, _pixels_and_grid, (AXES,)),
     "qwen3_vl": Family(Qwen3, _patches, _some_patches, _pixels_and_grid, (AXES,)),
@@ -90,13 +91,19 @@ FAMILIES: Mapping[str, Family] = {  # by the type in config.json
 }
 
 
-def seeing_contract(kind: str, config: Any, text: Contract) -> Contract:
+def family_of(config: Any) -> Family:
+    """Return how images are read by the whole of this configuration, whose type is in the table."""
+    kind = config.model_type
+    return FAMILIES.get(f"{kind}-{config.vision_config.model_type}", FAMILIES[kind])
+
+
+def seeing_contract(config: Any, text: Contract) -> Contract:
     """Return the contract of a text model that reads entries of images beside its tokens."""
     added = len(getattr(config.vision_config, "deepstack_visual_indexes", ()))
     seeing = text.with_images((1 + added) * config.get_text_config().hidden_size)
-    return replace(seeing, capabilities=(*text.capabilities, *FAMILIES[kind].capabilities))
+    return replace(seeing, capabilities=(*text.capabilities, *family_of(config).capabilities))
 
 
-def vision_contract(kind: str, config: Any, text: Contract) -> VisionContract:
+def vision_contract(config: Any, text: Contract) -> VisionContract:
     """Return the contract of the vision graph of a family, whose entries the text model reads."""
-    return VisionContract(FAMILIES[kind].given(config), text.image_size, text.dtype, config.image_token_id)
+    return VisionContract(family_of(config).given(config), text.image_size, text.dtype, config.image_token_id)

@@ -26,7 +26,7 @@ class SeeingTarget:
         if unlike or contract.recurrent:
             return contract
         if draft.reads_more == self.checkpoint.reads_more:
-            own = seeing_contract(str(draft.reads_more), whole_config(draft), contract)
+            own = seeing_contract(whole_config(draft), contract)
             if own.image_size == self.contract.image_size:
                 return own
         return contract.with_images(size)

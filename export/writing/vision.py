@@ -13,7 +13,7 @@ from ..checkpoints.lora import names_whole
 from ..checkpoints.whole import load_whole, whole_config
 from ..passes.quantise import Quantisation
 from ..seeing.check_vision import check_seeing, check_vision, seen_by
-from ..seeing.families import FAMILIES, seeing_contract, vision_contract
+from ..seeing.families import FAMILIES, family_of, seeing_contract, vision_contract
 from .graph import build_graph, write_graph
 from .report import VisionReport
 
@@ -32,7 +32,7 @@ def config_of_whole(checkpoint: Checkpoint) -> Any:
             "one of the whole, or leave out --images"
         )
     config = whole_config(checkpoint)
-    known = FAMILIES[str(checkpoint.reads_more)].eyes
+    known = family_of(config).eyes
     if known and config.vision_config.model_type not in known:
         raise ExportError(
             f"checkpoint {checkpoint.name} sees by a vision tower of the type {config.vision_config.model_type!r}, "
@@ -49,7 +49,7 @@ def contract_with_images(checkpoint: Checkpoint, contract: Contract) -> Contract
             f"checkpoint {checkpoint.name} keeps recurrent states, with which images cannot be exported yet; leave out "
             "--images"
         )
-    return seeing_contract(str(checkpoint.reads_more), config, contract)
+    return seeing_contract(config, contract)
 
 
 def export_vision(
@@ -62,11 +62,11 @@ def export_vision(
     progress: Callable[[str], None],
 ) -> VisionReport:
     """Write the vision graph of a target; check it, and the target's own graphs if their weights are not rounded."""
-    begun, kind = time.perf_counter(), str(checkpoint.reads_more)
+    begun = time.perf_counter()
     progress(f"{VISION}: loading the weights of {checkpoint.name}")
     whole = load_whole(checkpoint, contract.dtype)
-    tower = FAMILIES[kind].tower(whole)
-    made = vision_contract(kind, whole.config, contract)
+    tower = family_of(whole.config).tower(whole)
+    made = vision_contract(whole.config, contract)
     text_size = sum(parameter.numel() for parameter in whole.model.get_decoder().parameters())
     progress(f"{VISION}: tracing")
     graph, _ = build_graph(tower, made, 0, weights)
@@ -75,7 +75,7 @@ def export_vision(
     progress(f"{VISION}: writing")
     write_graph(graph, folder / VISION)
     nodes = len(graph.graph)
-    seen = seen_by(whole.float(), kind, contract.vocab_size) if check else None  # with weights as they were rounded
+    seen = seen_by(whole.float(), contract.vocab_size) if check else None  # with weights as they were rounded
     del whole, tower, graph  # the check holds the written weights: the checkpoint's must be gone
     gc.collect()
     found: dict[str, Any] = {}

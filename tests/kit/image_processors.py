@@ -66,6 +66,12 @@ PROCESSORS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         | {"patch_size": {"height": 7, "width": 7}, "size": {"longest_edge": 70}}
         | {"image_processor_type": "PixtralImageProcessor"},
     ),
+    "llava-pixtral": (
+        {"processor_class": "PixtralProcessor", "patch_size": 7},
+        CLIP
+        | {"patch_size": {"height": 7, "width": 7}, "size": {"longest_edge": 42}}
+        | {"image_processor_type": "PixtralImageProcessor"},
+    ),
     "idefics3": (
         {"processor_class": "Idefics3Processor", "image_seq_len": 4},
         HALVES | TILES | {"image_processor_type": "Idefics3ImageProcessor"},

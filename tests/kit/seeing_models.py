@@ -43,6 +43,7 @@ OF_TEXT: dict[str, dict[str, Any]] = {
 }
 OF_WHOLE: dict[str, dict[str, Any]] = {
     "llava": {"vision_feature_select_strategy": "default"},
+    "llava-pixtral": {"vision_feature_select_strategy": "full", "vision_feature_layer": -1},
     "gemma3": {"mm_tokens_per_image": 4},
     "mistral3": {"spatial_merge_size": 2, "vision_feature_layer": -1},
     "smolvlm": {"scale_factor": 2},
@@ -50,6 +51,7 @@ OF_WHOLE: dict[str, dict[str, Any]] = {
 }
 IMAGE_TOKEN = {
     "llava": "<image>",
+    "llava-pixtral": "[IMG]",
     "gemma3": "<image_soft_token>",
     "qwen2_5_vl": "<|image_pad|>",
     "qwen3_vl": "<|image_pad|>",
@@ -57,13 +59,15 @@ IMAGE_TOKEN = {
     "idefics3": "<image>",
     "smolvlm": "<image>",
 }
+PARTS = {"llava-pixtral": ("mistral", "pixtral")}  # the types of text model and vision tower, if others than usual
 PLACEHOLDER = IMAGE_TOKEN | {"gemma3": "<start_of_image>"}
 
 
 def seeing(kind: str, path: Path, seed: int = 0) -> Any:
     """Write a tiny random checkpoint that sees, with its processor, and return its model."""
-    known, spoken = CONFIG_MAPPING[kind], tokenizer()
-    own = known()
+    known, spoken = CONFIG_MAPPING[kind.partition("-")[0]], tokenizer()
+    parts = dict(zip(("text_config", "vision_config"), PARTS.get(kind, ()), strict=False))
+    own = known(**{name: CONFIG_MAPPING[part]() for name, part in parts.items()})
     sizes = TEXT | {"vocab_size": TOKENS, "max_position_embeddings": 1024, "tie_word_embeddings": False}
     sizes |= {"bos_token_id": None, "eos_token_id": spoken.token_to_id("</s>")}
     text = type(own.get_text_config())(**sizes | OF_TEXT.get(kind, {})).to_dict()
@@ -191,7 +195,7 @@ def as_transformers(kind: str, pictures: Sequence[Picture]) -> dict[str, Tensor]
         return {"pixel_values": torch.cat(pixels), "image_grid_thw": torch.stack(grids)}
     if kind in ("idefics3", "smolvlm"):
         return {"pixel_values": torch.cat(pixels)[None]}
-    if kind != "mistral3":
+    if kind not in ("mistral3", "llava-pixtral"):
         return {"pixel_values": torch.cat(pixels)}
     sizes = [list(one.shape[2:]) for one in pixels]
     height, width = map(max, zip(*sizes, strict=True))

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from transformers import PixtralVisionConfig
+from transformers import ViTConfig
 from trt_spec.engines import IMAGES, Bundle, ExportError, open_engine
 from trt_spec.engines.bundle import VISION
 from trt_spec.engines.contract import AXES, IMAGE, WHOLE_IMAGES
@@ -17,7 +17,8 @@ from trt_spec.export import export_bundle
 from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
 from trt_spec.export.seeing import traced
 from trt_spec.export.seeing.check_vision import check_seeing, check_vision, entries_of, seen_by
-from trt_spec.export.seeing.families import FAMILIES, seeing_contract, vision_contract
+from trt_spec.export.seeing.families import FAMILIES, family_of, seeing_contract, vision_contract
+from trt_spec.export.seeing.pixtral import LlavaPixtral
 from trt_spec.export.seeing.qwen import Qwen3, Qwen25
 from trt_spec.export.tracing.cache import Places
 from trt_spec.export.writing.graph import build_graph, write_graph
@@ -61,8 +62,8 @@ def _target_checked(kind: str, folder: Path, whole: Any) -> None:
     """Export a target alone, and check it on an image."""
     checkpoint = open_checkpoint(folder)
     model = load_model(checkpoint, "float32")
-    contract = seeing_contract(kind, whole.config, checkpoint.shape.contract(256, "float32"))
-    seen = seen_by(whole, kind, contract.vocab_size)
+    contract = seeing_contract(whole.config, checkpoint.shape.contract(256, "float32"))
+    seen = seen_by(whole, contract.vocab_size)
     graph, _ = build_graph(model, contract, 256)
     write_graph(graph, folder / "target")
     check_seeing(folder / "target" / "model.onnx", contract, seen)
@@ -108,7 +109,11 @@ def _one_window(self: Any, patches: int, grid: torch.Tensor) -> Any:
     return places, windows * 0
 
 
-PLACES = Qwen25.places
+def _upside_down(self: Any, pixels: torch.Tensor) -> Any:
+    return PATCHES(self, pixels.flip(2))
+
+
+PLACES, PATCHES = Qwen25.places, LlavaPixtral.patches
 
 
 @pytest.mark.parametrize(
@@ -117,17 +122,27 @@ PLACES = Qwen25.places
         ("qwen2_5_vl", Qwen25, "places", _turned),
         ("qwen2_5_vl", Qwen25, "places", _one_window),
         ("qwen3_vl", Qwen3, "learned", lambda self, places, grid: torch.zeros(1)),
+        pytest.param("llava-pixtral", LlavaPixtral, "patches", _upside_down, marks=LATER),
     ],
 )
 def test_a_vision_graph_that_sees_otherwise_is_refused(tmp_path: Path, kind: str, tower: Any, name: str, fault: Any):
     whole = seeing(kind, tmp_path)
-    text = seeing_contract(kind, whole.config, open_checkpoint(tmp_path).shape.contract(256, "float32"))
-    contract, seen = vision_contract(kind, whole.config, text), seen_by(whole, kind, text.vocab_size)
+    text = seeing_contract(whole.config, open_checkpoint(tmp_path).shape.contract(256, "float32"))
+    contract, seen = vision_contract(whole.config, text), seen_by(whole, text.vocab_size)
     with patch.object(tower, name, fault):
-        graph, _ = build_graph(FAMILIES[kind].tower(whole), contract, 0)
+        graph, _ = build_graph(family_of(whole.config).tower(whole), contract, 0)
     write_graph(graph, tmp_path / "vision")
     with pytest.raises(ExportError, match="the vision graph does not compute"):
         check_vision(tmp_path / "vision" / "model.onnx", contract, seen, False)
+
+
+def test_a_llava_over_pixtral_that_would_lose_a_patch_is_refused(tmp_path: Path):
+    whole = seeing("llava-pixtral", tmp_path)
+    whole.config.vision_feature_select_strategy = "default"
+    with pytest.raises(
+        ExportError, match=r"has vision_feature_select_strategy 'default', by which .*, expected 'full'"
+    ):
+        family_of(whole.config).tower(whole)
 
 
 def test_what_cannot_see_is_refused_by_name_before_any_weight_is_read(
@@ -137,11 +152,11 @@ def test_what_cannot_see_is_refused_by_name_before_any_weight_is_read(
     with pytest.raises(ExportError, match=r"has the model type 'llama', whose images cannot be exported; those of"):
         export_bundle(llama, tmp_path / "bundle", images=True)
     one = seeing_of("llava")
-    pixtral = tmp_path / "pixtral"
-    shutil.copytree(one.path, pixtral)
-    config = json.loads((pixtral / "config.json").read_text())
-    config["vision_config"] = PixtralVisionConfig().to_dict()
-    (pixtral / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ExportError, match=r"sees by a vision tower of the type 'pixtral', expected clip_vision_model"):
-        export_bundle(pixtral, tmp_path / "bundle", images=True)
+    other = tmp_path / "other"
+    shutil.copytree(one.path, other)
+    config = json.loads((other / "config.json").read_text())
+    config["vision_config"] = ViTConfig().to_dict()
+    (other / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ExportError, match=r"sees by a vision tower of the type 'vit', expected clip_vision_model or"):
+        export_bundle(other, tmp_path / "bundle", images=True)
     assert not (tmp_path / "bundle").exists()

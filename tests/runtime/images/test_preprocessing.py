@@ -110,7 +110,8 @@ def their_text(name: str, made: list[Any], prompt: str) -> str:
             height, width = each["image_sizes"][
                 0
             ]  # transformers' PixtralProcessor cannot be imported without torchvision
-            there, place = ("[IMG]" * (width // 14) + "[IMG_BREAK]") * (height // 14), "[IMG]"
+            patch = own["patch_size"] * own.get("spatial_merge_size", 1)
+            there, place = ("[IMG]" * (width // patch) + "[IMG_BREAK]") * (height // patch), "[IMG]"
             there = there.removesuffix("[IMG_BREAK]") + "[IMG_END]"
         prompt = prompt.replace(place, "\0", 1).replace("\0", there.replace(place, "\1"), 1)
     return prompt.replace("\1", place)

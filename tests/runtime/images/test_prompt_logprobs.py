@@ -10,8 +10,8 @@ from ...kit.caches import memory_for
 from ...kit.seeing_models import Seeing, image
 
 LATER = pytest.mark.exhaustive
-OTHERS = ("qwen2_5_vl", "mistral3", "smolvlm", "idefics3", "qwen3_vl")
-EACH = pytest.mark.parametrize("kind", ["llava", "gemma3", *(pytest.param(kind, marks=LATER) for kind in OTHERS)])
+OTHERS = ("llava", "qwen2_5_vl", "mistral3", "llava-pixtral", "smolvlm", "idefics3", "qwen3_vl")
+EACH = pytest.mark.parametrize("kind", ["gemma3", *(pytest.param(kind, marks=LATER) for kind in OTHERS)])
 ASKED = SamplingParams(max_new_tokens=8, prompt_logprobs=2, ignore_eos=True)
 ALL_KEPT = 1 << 24  # bytes of prefixes
 

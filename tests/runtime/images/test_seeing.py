@@ -17,9 +17,9 @@ KINDS = [
     "llava",
     "gemma3",
     "qwen2_5_vl",
-    *(pytest.param(kind, marks=LATER) for kind in ("mistral3", "smolvlm", "idefics3", "qwen3_vl")),
+    *(pytest.param(kind, marks=LATER) for kind in ("mistral3", "llava-pixtral", "smolvlm", "idefics3", "qwen3_vl")),
 ]
-OTHERS = ("gemma3", "qwen2_5_vl", "mistral3", "smolvlm", "idefics3", "qwen3_vl")
+OTHERS = ("gemma3", "qwen2_5_vl", "mistral3", "llava-pixtral", "smolvlm", "idefics3", "qwen3_vl")
 EACH = pytest.mark.parametrize("kind", ["llava", *(pytest.param(kind, marks=LATER) for kind in OTHERS)])
 MOST = 20
 CLOSE = 1e-4  # to transformers' log-probabilities, which a token that sees or stands otherwise changes by far more
