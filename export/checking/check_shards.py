@@ -1,28 +1,34 @@
 """Compare the shards of a graph, each in a process of its own, with the graph that they were made of."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ...engines import (
+    ADAPTER,
     GRANULE,
     IMAGES,
+    OWNERS,
     SOURCE,
+    Adapters,
     Contract,
     Engine,
     ExportError,
+    Step,
     blank_cache,
-    blank_step,
+    cache_rows,
     heads_in_parts,
+    make_step,
     open_engine,
     open_engines,
 )
 from .quality import engine_logits
 
 ENGINE = "torch"
-MOST_SEEN = 16  # tokens of the text that are read with an image
+MOST_READ_MORE = 8  # tokens of the text that are read with an image, and with an adapter
+SIZE = 0.3  # of what a random adapter adds, beside what it reads
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}  # of the scale: sums are made in another order
 OF_ROUNDED = 1e-1  # of a cache in eight bits, in which a last bit more makes an entry the next number
 
@@ -39,10 +45,23 @@ def whole_logits(graph: Path, contract: Contract, tokens: Sequence[int]) -> Tens
 def _logits(engine: Engine, whole: Contract, tokens: Sequence[int]) -> Tensor:
     """Return the logits of the text, after a random source if the graph reads one.
 
-    If it sees, those of the text's beginning follow with an entry of an image among its tokens.
+    If it sees, those of the text's beginning follow with an entry of an image among its tokens; if it has room for
+    adapters, those with a random one.
     """
-    found = engine_logits(engine, list(tokens), dict(_source(engine, whole)))
-    return torch.cat([found, _seeing(engine, tokens[:MOST_SEEN])]) if whole.image_size else found
+    source = dict(_source(engine, whole))
+    found = [engine_logits(engine, list(tokens), source)]
+    if whole.image_size:
+        step = _step(engine, source, tokens[:MOST_READ_MORE], {})
+        step.input_ids[0, ::2] = whole.vocab_size  # the first entry
+        entry = torch.randn(whole.image_size, generator=torch.Generator().manual_seed(0))
+        step.inputs[f"past_{IMAGES}"].copy_(entry)
+        step.run()
+        found.append(step.logits[0])
+    if engine.contract.adapters is not None:
+        step = _step(engine, source, tokens[:MOST_READ_MORE], _adapter(engine, engine.contract.adapters))
+        step.run()
+        found.append(step.logits[0])
+    return torch.cat(found)
 
 
 def _source(engine: Engine, whole: Contract) -> Iterator[tuple[str, Tensor]]:
@@ -56,17 +75,36 @@ def _source(engine: Engine, whole: Contract) -> Iterator[tuple[str, Tensor]]:
         yield own.name, memory
 
 
-def _seeing(engine: Engine, tokens: Sequence[int]) -> Tensor:
-    contract = engine.contract
-    cache = blank_cache(contract, 1, len(tokens), engine.device)
-    cache |= {state.name: engine.everywhere(cache[state.name]) for state in contract.kept}
-    step = blank_step(engine, cache, 0, 1, len(tokens), len(tokens))
-    step.input_ids[0] = torch.tensor(tokens)
-    step.input_ids[0, ::2] = contract.vocab_size  # the first entry
-    entry = torch.randn(contract.image_size, generator=torch.Generator().manual_seed(0))
-    step.inputs[f"past_{IMAGES}"].copy_(entry)
-    step.run()
-    return step.logits[0]
+def _adapter(engine: Engine, room: Adapters) -> dict[str, Tensor]:
+    """Return what a call is given whose only row has a random adapter, of which each shard gets its share."""
+    generator, device, dtype = torch.Generator().manual_seed(0), engine.device, getattr(torch, engine.contract.dtype)
+    given = {
+        spec.name: engine.everywhere(torch.zeros(room.rank, int(spec.shape[1]), dtype=dtype, device=device))
+        for spec in room.inputs(engine.contract.dtype, engine.contract.shards)[2:]
+    }
+    for one in room.products:
+        for name, width, parts in one.matrices:
+            size = SIZE / one.inputs**0.5 if name == one.down else SIZE
+            numbers = torch.randn(room.rank, width, generator=generator) * size
+            engine.put(given[name], numbers.to(dtype), 1, parts)
+    ours = torch.ones(room.rank, dtype=torch.int64, device=device)
+    return given | {ADAPTER: ours[:1].clone(), OWNERS: ours}
+
+
+def _step(engine: Engine, source: Mapping[str, Tensor], tokens: Sequence[int], given: Mapping[str, Tensor]) -> Step:
+    """Make a step that reads a short text at once."""
+    contract, width = engine.contract, len(tokens)
+    cache = blank_cache(contract, 1, width, engine.device)
+    cache |= {state.name: engine.everywhere(cache[state.name]) for state in contract.kept} | dict(source)
+    inputs = {
+        "input_ids": torch.tensor([list(tokens)], device=engine.device),
+        "start": torch.zeros(1, dtype=torch.int64, device=engine.device),
+        **given,
+    }
+    if contract.recurrent:
+        inputs["fold"] = torch.full((1,), width, device=engine.device)
+    logits = torch.zeros(1, width, contract.vocab_size, device=engine.device)
+    return make_step(engine, cache_rows(contract, cache, 0, 1), inputs, {"logits": logits})
 
 
 def check_shards(graph: Path, contract: Contract, whole: Contract, tokens: Sequence[int], wanted: Tensor) -> float:
