@@ -1,10 +1,12 @@
 """Rules of operators that compute entry by entry, or along some axes alone."""
 
 from dataclasses import replace
+from math import prod
 
 from ...engines.torch.onnx_graph import Node
+from .repeated import less_often
 from .spread import Seed, Spread, Whole
-from .walk import SUMMED, Cut, Outputs, Walk, only
+from .walk import SUMMED, Cut, Outputs, Walk, only, total_of
 
 
 def each_alone(walk: Walk, node: Node) -> Outputs:
@@ -44,7 +46,8 @@ def cut_along(walk: Walk, node: Node, name: str, rank: int, spread: Spread, seed
     elif walk.is_of_positions(name) and len(spread.parts) == 1:
         walk.found.shares[node.outputs[0], node.inputs.index(name)] = spread.along(axis)
     else:
-        raise walk.whole(name, seeds, f"{name} is whole along what is spread")
+        less = less_often(walk, name, shape[axis])
+        raise less or walk.whole(name, seeds, f"{name} is whole along what is spread")
 
 
 def gather_elements(walk: Walk, node: Node) -> Outputs:
@@ -83,9 +86,13 @@ def reduce(walk: Walk, node: Node) -> Outputs:
     spread, rank = only(walk, node), len(walk.shape(node.inputs[0]))
     axes = {axis % rank for axis in walk.integers(node.inputs[1])}
     if spread.axis in axes:
-        if node.op != "ReduceSum" or spread.twice(walk.shards) or spread.blocks > 1:
+        if node.op == "ReduceMax" or spread.twice(walk.shards) or spread.blocks > 1:
             raise Whole(spread.seeds, f"{node.op} mixes what is spread")
-        walk.found.sums.append(node.outputs[0])
+        [name] = node.outputs
+        if node.op == "ReduceMean":
+            walk.found.means[name] = prod(walk.shape(node.inputs[0])[axis] for axis in axes)
+            name = total_of(name)
+        walk.found.sums.append(name)
         return [SUMMED]
     if node.attributes.get("keepdims", 1):
         return [spread]

@@ -1,6 +1,7 @@
 """Rules of products: columns of a matrix are spread, and sums over what is spread are made between shards."""
 
 from ...engines.torch.onnx_graph import Node
+from .repeated import less_often
 from .spread import Spread, Whole
 from .walk import ALONE, SUMMED, Cut, Outputs, Walk
 
@@ -78,7 +79,8 @@ def each_of_batch(walk: Walk, node: Node, out: int) -> Outputs:
         rank = len(walk.shape(name))
         whole = walk.spread(name) is None and rank >= -axis and walk.shape(name)[axis] != 1
         if whole and not walk.takes(name, rank + axis, known[0][1]):
-            raise walk.whole(name, seeds, f"{name} is whole along what is spread")
+            less = less_often(walk, name, walk.shape(name)[axis])
+            raise less or walk.whole(name, seeds, f"{name} is whole along what is spread")
     return [Spread(out + axis, parts, seeds)]
 
 

@@ -4,7 +4,8 @@ from ...engines.torch.onnx_graph import Node
 from .alone import along_axis, each_alone, gather_elements, norm, reduce
 from .heads import attention, rotary, scatter_entries
 from .products import convolution, gather, gemm, matmul
-from .shapes import concat, expand, reshape, slices, split, squeeze, transpose, unsqueeze
+from .repeated import expand
+from .shapes import concat, reshape, slices, split, squeeze, transpose, unsqueeze
 from .spread import Whole
 from .walk import Outputs, Rule, Walk
 

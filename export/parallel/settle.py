@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ...engines import ExportError
 from ...engines.torch.onnx_graph import Graph
-from .spread import InParts, InUnits, Part, Respread
+from .spread import InParts, InUnits, Part, Repeated, Respread
 from .walk import Found, Rule, Walk
 
 MOST_TRIES = 400
@@ -29,6 +29,9 @@ def settle(graph: Graph, whole: dict[str, Tensor], shards: int, rows: int, rules
 
 def _respread(kinds: dict[str, tuple[Part, ...] | None], why: Respread, whole_for: dict[str, str]) -> None:
     assert why.seeds, why
+    if isinstance(why, Repeated):
+        kinds.update({kind: (why.part,) for kind, _ in why.seeds})
+        return
     parts = [(kinds[kind] or ())[place] for kind, place in sorted(why.seeds)]
     if isinstance(why, InParts) and all(part.size == sum(why.sizes) for part in parts):
         for kind, place in why.seeds:
@@ -39,7 +42,8 @@ def _respread(kinds: dict[str, tuple[Part, ...] | None], why: Respread, whole_fo
     else:
         for kind, _ in why.seeds:
             kinds[kind] = None
-            whole_for[kind] = str(why)
+            if not kind.startswith("Expand "):
+                whole_for[kind] = str(why)
 
 
 def _replace(kinds: dict[str, tuple[Part, ...] | None], kind: str, place: int, new: Sequence[Part]) -> None:

@@ -20,18 +20,6 @@ def reshape(walk: Walk, node: Node) -> Outputs:
     return [made]
 
 
-def expand(walk: Walk, node: Node) -> Outputs:
-    [name], [out] = node.inputs[:1], node.outputs
-    spread = walk.spread(name)
-    assert spread is not None
-    made = spread.along(spread.axis + len(walk.shape(out)) - len(walk.shape(name)))
-    asked = walk.integers(node.inputs[1])
-    place = made.axis - (len(walk.shape(out)) - len(asked))
-    if place >= 0 and asked[place] != 1:
-        walk.sized(node, 1, {place: made.share(walk.shards)}, spread.seeds)
-    return [made]
-
-
 def transpose(walk: Walk, node: Node) -> Outputs:
     spread = only(walk, node)
     return [spread.along(node.attributes["perm"].index(spread.axis))]
@@ -87,7 +75,7 @@ def split(walk: Walk, node: Node) -> Outputs:
     first = 0
     outputs: list[Spread | None] = []
     for taken in made:
-        seeds = each[first] if len(taken) == 1 and each else spread.seeds
+        seeds = frozenset[Seed]().union(*each[first : first + len(taken)]) if each else spread.seeds
         outputs.append(Spread(axis, tuple(taken), seeds))
         first += len(taken)
     return outputs

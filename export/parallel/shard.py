@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from ...engines import Contract
 from .spread import Spread
-from .walk import LOGITS, Cut, Found
+from .walk import LOGITS, Cut, Found, total_of
 
 DOMAIN = "trt_spec"  # of the operators that are between shards
 
@@ -24,6 +24,8 @@ class Shard:
         self._values |= {str(value.name): value for value in self._graph.inputs}
 
     def apply(self) -> None:
+        for name, size in self._found.means.items():
+            self._mean(name, size)
         for name in dict.fromkeys(self._found.sums):
             self._sum(name)
         for name, size in self._found.norms.items():
@@ -174,6 +176,20 @@ class Shard:
         self._graph.insert_after(node, narrow)
         value.type = ir.TensorType(ir.DataType.DOUBLE)
         self._between("AllReduce", value)
+
+    def _mean(self, name: str, size: int) -> None:
+        """Let a mean be a sum, which is made over all shards, divided by the number of all entries."""
+        node, value = self._values[name].producer(), self._values[name]
+        assert node is not None
+        assert value.dtype is not None
+        total = ir.node("ReduceSum", node.inputs, node.attributes)
+        total.outputs[0].name, total.outputs[0].type = total_of(name), value.type
+        self._values[total_of(name)] = total.outputs[0]
+        entries = self._constant(f"entries.{size}.{value.dtype}", np.array(size, value.dtype.numpy()))
+        mean = ir.node("Div", [total.outputs[0], entries])
+        mean.outputs[0].type = value.type
+        self._graph.insert_before(node, total)
+        self._replace(node, mean)
 
     def _norm(self, name: str, size: int) -> None:
         """Let a norm over what is spread divide by the root of a mean over all shards."""

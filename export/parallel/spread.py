@@ -38,6 +38,14 @@ class InUnits(Respread):
         self.units = units
 
 
+class Repeated(Respread):
+    """These are repeated for each head: a shard can repeat them for its own."""
+
+    def __init__(self, seeds: frozenset[Seed], part: Part) -> None:
+        super().__init__(seeds, f"it is repeated {part.size} times")
+        self.part = part
+
+
 @dataclass(frozen=True)
 class Spread:
     axis: int

@@ -15,6 +15,7 @@ from .spread import Part, Seed, Shape, Spread, Whole
 Outputs = Sequence[Spread | None]
 Rule = Callable[["Walk", Node], Outputs]
 SUMMED = None  # after a sum between shards, each has the whole value
+BEGINS = ("Expand", "Gather", "Gemm", "MatMul")  # operators whose outputs may be spread though their inputs are whole
 LOGITS = "logits"
 NUMBERS = 64  # a constant of no more is a shape, not a weight
 
@@ -38,6 +39,7 @@ class Found:
     alone: set[str] = field(default_factory=set)  # constants that the first shard has, and the others as zeros
     sums: list[str] = field(default_factory=list)  # values of which every shard has one term
     norms: dict[str, int] = field(default_factory=dict)  # nodes that take a mean over so many entries of all shards
+    means: dict[str, int] = field(default_factory=dict)  # means over so many entries of all shards
     lookups: dict[str, int] = field(default_factory=dict)  # nodes that look rows up, and how many a shard has
     numbers: dict[tuple[str, int], dict[int, int]] = field(default_factory=dict)  # in a shape that a node reads
     shares: dict[tuple[str, int], Spread] = field(default_factory=dict)  # of what a node reads, cut as it runs
@@ -62,10 +64,10 @@ class Walk:
     ) -> None:
         self.shards, self.rows = shards, rows  # of the table of tokens
         self.found = Found()
-        self._graph, self._values, self._kinds = graph, whole, kinds
+        self._graph, self._values, self.kinds = graph, whole, kinds
         self._spread = self.found.spreads
         self._numbers: dict[str, Tensor] = {}  # what each shard has of shapes
-        self._maker = {output: node for node in graph.nodes for output in node.outputs}
+        self.maker = {output: node for node in graph.nodes for output in node.outputs}
         self._constant = set(graph.constants)
         # States that a row has one value of, as long as nothing has read them whole.
         self._states = {name for name in whole if name.startswith("past_")} - {
@@ -84,10 +86,8 @@ class Walk:
                 continue
             if given and all(name in self._constant for name in given):
                 self._constant.update(node.outputs)
-            elif not any(name in self._spread for name in given) and node.op not in ("MatMul", "Gemm", "Gather"):
-                for name in given:
-                    self.demand(name, None, frozenset())
-                    self._states.discard(name)
+            elif not any(name in self._spread for name in given) and node.op not in BEGINS:
+                self.read_whole(node)
             else:
                 if node.op not in rules:
                     raise Whole(self.seeds(node), f"{node.op} has no rule")
@@ -152,6 +152,11 @@ class Walk:
         spread = self.spread(name)
         return self.shape(name) if spread is None else spread.local(self.shape(name), self.shards)
 
+    def read_whole(self, node: Node) -> None:
+        for name in filter(None, node.inputs):
+            self.demand(name, None, frozenset())
+            self._states.discard(name)
+
     def takes(self, name: str, axis: int, spread: Spread) -> bool:
         """Whether a value can be spread as its reader is: a state of a row can."""
         if name not in self._states:
@@ -165,7 +170,7 @@ class Walk:
 
     def repeats(self, name: str, axis: int) -> bool:
         """Whether a value is the same at all places of an axis, as it was expanded along it."""
-        node = self._maker.get(name)
+        node = self.maker.get(name)
         if node is None or node.op != "Expand":
             return False
         before = self.shape(node.inputs[0])
@@ -192,11 +197,11 @@ class Walk:
     def columns(self, name: str, size: int) -> tuple[Part, ...] | None:
         """Return how the columns of a matrix are spread, None if every shard has it whole."""
         kind = self.kind(name)
-        if kind not in self._kinds:
-            self._kinds[kind] = (Part(size, size),)
-        parts = self._kinds[kind]
+        if kind not in self.kinds:
+            self.kinds[kind] = (Part(size, size),)
+        parts = self.kinds[kind]
         if parts is not None and not all(part.fits(self.shards) for part in parts):
-            parts = self._kinds[kind] = None
+            parts = self.kinds[kind] = None
         return parts
 
     def kind(self, name: str) -> str:
@@ -205,7 +210,7 @@ class Walk:
 
     def demand(self, name: str, cut: Cut | None, seeds: frozenset[Seed]) -> None:
         """Note that a constant is read so, or what it is computed from."""
-        node = self._maker.get(name)
+        node = self.maker.get(name)
         if not self.is_constant(name):
             return
         if node is None:
@@ -273,6 +278,11 @@ class Walk:
     def number(self, name: str) -> Tensor | None:
         value = self._numbers.get(name, self._values[name])
         return None if value.is_meta else value
+
+
+def total_of(mean: str) -> str:
+    """Return the name of the sum that a mean is made of."""
+    return f"{mean}.total"
 
 
 def only(walk: Walk, node: Node) -> Spread:

@@ -21,12 +21,13 @@ from ...kit.source_models import tiny_with_source
 
 # One of each form: heads of keys that are shared, experts, latent attention, recurrent layers, learned positions,
 # merged projections, a bias for each head, pairs of columns, a norm over all heads, a norm that folds heads with rows,
-# decays of low rank, decays that are constants, matrices that are added, queries beside keys beside values.
+# decays of low rank, decays that are constants, matrices that are added, queries beside keys beside values, one group
+# of keys for all recurrent heads with a mean over all.
 FORMS = (
     *("gemma2", "qwen3_moe", "deepseek_v3", "bamba", "gpt2", "phi3", "bloom", "gpt_oss", "olmo2"),
-    *("qwen3_next", "kimi_linear", "minimax", "zamba2", "mpt"),
+    *("qwen3_next", "kimi_linear", "minimax", "zamba2", "mpt", "mamba2"),
 )
-SETTINGS: dict[str, dict[str, Any]] = {"kimi_linear": {"linear_num_heads": 4}}
+SETTINGS: dict[str, dict[str, Any]] = {"kimi_linear": {"linear_num_heads": 4}, "mamba2": {"n_groups": 1}}
 # Gates of experts, the small matrix of a pair, and one beside the residual.
 SMALL = ("gate.weight", "router.", "q_a_proj.", "kv_a_proj_with_mqa.", "f_a_proj.", "g_a_proj.", "layers.#.linear.")
 TEXT = [5, 9, 17, 5, 9, 20, 33, 12, 8, 2, 44]
