@@ -36,7 +36,7 @@ def test_recurrent_layers_in_shards_say_what_they_say_in_one(kind: str, tmp_path
         states = Bundle.read(split.bundle).target.contract.states
         kept.append({state.name: prod(state.shape) for state in states if state.kind in (ROW, WINDOW)})
         short = {"cache_bytes": room(split, 700, ROWS), "prefix_bytes": room(split, 800)}
-        texts = greedy_texts(split.bundle, some_prompts()[:5], CHOICES, engine="torch", **short)
+        texts = greedy_texts(split.bundle, some_prompts()[2:6], CHOICES, engine="torch", **short)
         said.append((texts, sampled_texts(split.bundle, "3x2")))
     assert said[0] == said[1]
     for name, size in kept[0].items():
