@@ -64,6 +64,6 @@ def _parts(spreads: Mapping[str, Spread], value: ir.Value) -> tuple[Part, ...]:
     spread = spreads.get(str(value.name))
     if spread is None:
         return ()
-    if value.shape is not None and spread.axis != len(value.shape) - 1 or spread.blocks > 1:
+    if (value.shape is not None and spread.axis != len(value.shape) - 1) or spread.blocks > 1:
         raise ExportError(f"{value.name} is spread over shards along axis {spread.axis}; please report it")
     return spread.parts
