@@ -26,7 +26,8 @@ MERGED_SECONDS = 0.03  # between two chunks of a stream, at least, while request
 PAUSE_SECONDS = 0.05  # after a failed round: one that fails at once, again and again, must not fill the log
 ENDED_BY_DEATH = "the decoder's thread has died ({reason}), the server ends; send the request to another"
 IDLE_SECONDS = 5  # after which an engine that has nothing to do is asked whether it is still there,
-WAITING_SECONDS = 5  # and one that has not come back from a step
+WAITING_SECONDS = 5  # and one that has not come back from a step;
+LEAVING_SECONDS = 1  # that the thread may take to notice by itself
 STUCK_SECONDS = 300  # in one step; the longest that are known, which compile a model, take two minutes
 CANCEL_SECONDS = 5  # for requests to end that were cancelled
 BROKEN = 70  # the exit code of a process whose decoder has died, or never came back from a step
@@ -257,9 +258,17 @@ class Stepper:
         """End where a device has gone for which a step waits: it may never come back."""
         while self.error is None:
             await asyncio.sleep(WAITING_SECONDS)
-            if self.step_seconds > WAITING_SECONDS and (why := self.decoder.target.engine.gone()):
+            if self.step_seconds > WAITING_SECONDS and (why := await asyncio.to_thread(self._gone)):
                 self.error = EngineEnded(why)
+                await asyncio.to_thread(self._thread.join, LEAVING_SECONDS)
                 self._end_all()
+
+    def _gone(self) -> str:
+        try:
+            return self.decoder.target.engine.gone()
+        except Exception:  # whatever it is, the next time may tell
+            log.exception("it is not known whether a device has gone")
+            return ""
 
     def leave_if_stuck(self) -> None:
         """End the process without the thread, if that has not come back from a step: it holds what closing needs."""

@@ -65,7 +65,7 @@ class Gathering:
 
     def __init__(self, bundle: Path, devices: Sequence[str], compiled: bool) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._ended = False
+        self._ended = self._all_gone = False
         self.lines: list[Line] = []
         if dist.is_initialized():
             raise EngineError("this process is in a group of torch.distributed already; open the bundle in another")
@@ -146,7 +146,7 @@ class Gathering:
 
     def gone(self) -> str:
         """Say which other process has gone, if one has, and end those that were started here."""
-        if self._ended or not any(line.gone for line in self.lines):
+        if self._all_gone or not any(line.gone for line in self.lines):
             return ""
         why = self.who_ended() or "a shard's process has gone"
         for process in self._processes:
@@ -168,7 +168,8 @@ class Gathering:
                 process.kill()
                 process.wait()
         if dist.is_initialized():
-            dist.destroy_process_group()
+            dist.destroy_process_group()  # which may wait for a device that has gone
+        self._all_gone = True
 
 
 def _start(bundle: Path, rank: int, device: str, compiled: bool, port: int, secret: str) -> "subprocess.Popen[bytes]":
