@@ -138,7 +138,9 @@ async def conversation_of(service: Service, body: ChatBody, most: int) -> Conver
     settings = (body.chat_template_kwargs or {}) | {"tools": tools.shown}
     if body.reasoning_effort is not None:
         settings["reasoning_effort"] = body.reasoning_effort
-    ending, seen = ending_of(body), await pictures_of(service, body.messages)
+    ending = ending_of(body)
+    template_of(service, body.messages, most)  # what is refused is refused before an image is fetched or read
+    seen = await pictures_of(service, body.messages)
     prompt = await prompt_of(service, body.messages, settings, most, ending, seen)
     read = expanded(service, prompt, seen)
     if (marks := service.reasoning) is None:
