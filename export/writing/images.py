@@ -105,7 +105,7 @@ def _crops(processor: Processor) -> list[float]:
     found = []
     for name, value in usual.items():
         own = getattr(processor.pixels, name)
-        found.append(value if own is None else own)
+        found.append(value if own is None else type(value)(own))
         if not found[-1] > 0:
             raise processor.refuse(name, "more than 0")
     return found

@@ -30,9 +30,10 @@ class Publishing:
 
 
 def tokens_of(block: Block) -> list[int]:
-    """Return the tokens of a block as the router knows them: those of an image go by what it shows.
+    """Return the tokens of a block, those of an image as numbers of what it shows, so that no router mixes images up.
 
-    Dynamo's frontend and its workers of vLLM and SGLang make the same number of an image's digest.
+    The number is made of a digest as Dynamo's workers of vLLM make it of theirs. The digest is our own, so a router
+    that hashes images itself does not find such a prefix.
     """
     found = list(block.tokens)
     for place, digest in block.marks.items():
