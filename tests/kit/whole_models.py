@@ -35,7 +35,7 @@ SMALL = {  # sizes of what reads images and sounds, by the names that one or the
 POSITIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}  # of images: height and width, too
 
 
-OF_HALF_A_HEAD = POSITIONS | {"mrope_section": [0, 1, 1]}
+OF_HALF_A_HEAD = POSITIONS | {"mrope_section": [0, 1, 1], "partial_rotary_factor": 0.5}
 LATENT = {  # attention and experts of Kimi K2.5
     **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_head_dim"), 16),
     **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 8),
