@@ -121,7 +121,8 @@ def narrow_product(x: Tensor, numbers: Tensor, scales: Tensor, zeros: Tensor | N
         _matrix[(columns, triton.cdiv(size, 1024))](*given, matrix, NUMBERS=1024, **options)
         return torch.matmul(x, matrix.t())
     found = torch.empty((*x.shape[:-1], columns), dtype=x.dtype, device=x.device)
-    rows = FEW_ROWS if len(tokens) <= FEW_ROWS or x.dtype == torch.float32 else ROWS  # wide sums fill the registers
+    wide = x.dtype == torch.float32  # whose sums fill the registers
+    rows = FEW_ROWS if len(tokens) <= FEW_ROWS or wide else ROWS
     _product[(triton.cdiv(columns, COLUMNS), triton.cdiv(len(tokens), rows))](
         tokens,
         *given,
@@ -131,7 +132,7 @@ def narrow_product(x: Tensor, numbers: Tensor, scales: Tensor, zeros: Tensor | N
         x_row=tokens.stride(0),
         ROWS=rows,
         COLUMNS=COLUMNS,
-        NUMBERS=NUMBERS,
+        NUMBERS=NUMBERS // 2 if wide else NUMBERS,
         WIDE=not isinstance(_product, triton.JITFunction),  # Triton's interpreter would multiply bits of bfloat16
         **options,
     )
