@@ -34,8 +34,8 @@ class Export:
     agreed: Agreed
     joining: Joining
     progress: Progress
-    given_text: str | None = None  # in place of the sample
-    notes: list[str] = field(default_factory=list)
+    given_text: str | None  # in place of the sample
+    notes: list[str]
     models: list[ModelReport] = field(default_factory=list)
     heads: dict[str, LoadedHead] = field(default_factory=dict)  # that are joined to the target, by kind
     seeing: SeeingTarget | None = None
@@ -56,13 +56,9 @@ class Export:
         """The text in a model's own tokens."""
         return self._sample(role) if role == FOREIGN and self.running else self.running
 
-    def checked_of(self, role: str) -> Sample | None:
-        """As much of the text as a model is checked on, None if it is not."""
-        running = self.running_of(role)
-        if not self.settings.check or running is None:
-            return None
-        most = min(LONGEST, self.agreed.length, max(2, LOGITS // self.vocab_size))
-        return running.first(most)
+    def checked(self, text: Sample) -> Sample:
+        """As much of a text as a model is checked on."""
+        return text.first(min(LONGEST, self.agreed.length, max(2, LOGITS // self.vocab_size)))
 
     def _sample(self, role: str) -> Sample:
         own = self.agreed.vocabularies[role]

@@ -14,6 +14,7 @@ from ...engines.bundle import DRAFT, FOREIGN, FUSED, GRAPH, TARGET
 from ..checking.check import check_model
 from ..checking.key_factors import key_factors
 from ..checking.oracle import Reference
+from ..checking.quality import Sample
 from ..checkpoints.checkpoint import Checkpoint, kept_matrices, load_model
 from ..checkpoints.narrow_caches import with_cache
 from ..kinds import Joined, Joining
@@ -32,7 +33,7 @@ UNFUSED = ("int8", "nvfp4")  # the one needs heads stacked, for the other ONNX R
 def export_model(export: Export, role: str) -> None:
     """Export a model; a target has heads and look-aheads joined to it."""
     begun, checkpoint = time.perf_counter(), export.agreed.checkpoints[role]
-    weights, wide = export.settings.settled(role, checkpoint), "none"
+    weights = export.settings.settled(role, checkpoint)
     contract = _contract(export, role, checkpoint)
     export.progress(f"{role}: loading the weights of {checkpoint.name}")
     kept = kept_matrices(checkpoint)
@@ -41,13 +42,15 @@ def export_model(export: Export, role: str) -> None:
     joined = _join(export, role, checkpoint, model, contract)
     contract, text = joined.contract, export.running_of(role)
     factors = key_factors(model, contract, text.tokens) if text is not None and contract.rounded_to else NO_FACTORS
-    reference = _reference(export, role, checkpoint, model, joined, factors)
-    if reference is not None and weights.kind == wide:  # now, while the graph takes no memory yet
+    reference = None
+    if text is not None and export.settings.check:
+        reference = _reference(export, role, checkpoint, model, joined, export.checked(text), factors)
+    if reference is not None and weights.kind == "none":  # now, while the graph takes no memory yet
         reference.answer(model)
     export.progress(f"{role}: tracing")
     positions, known = checkpoint.shape.positions, kept or nothing_known
     graph, fired = build_graph(model, contract, positions, weights, known, joined.features, factors)
-    if reference is not None and weights.kind != wide:
+    if reference is not None and weights.kind != "none":
         export.progress(f"{role}: computing reference logits of the rounded weights")
         reference.answer(model)
     room = None
@@ -109,12 +112,16 @@ def _join(export: Export, role: str, checkpoint: Checkpoint, model: Any, contrac
 
 
 def _reference(
-    export: Export, role: str, checkpoint: Checkpoint, model: Any, joined: Joined, factors: Mapping[str, Tensor]
-) -> Reference | None:
-    """Return what the checkpoint says, None if nothing is checked."""
-    sample, shape = export.checked_of(role), checkpoint.shape
-    if sample is None:
-        return None
+    export: Export,
+    role: str,
+    checkpoint: Checkpoint,
+    model: Any,
+    joined: Joined,
+    sample: Sample,
+    factors: Mapping[str, Tensor],
+) -> Reference:
+    """Return what the checkpoint says."""
+    shape = checkpoint.shape
     export.progress(f"{role}: computing reference logits in torch")
     sources = [model.hears(one) for one in example_sources(shape.source, sample.tokens)]
     more = joined.look_aheads

@@ -6,9 +6,8 @@ from importlib.util import find_spec
 from ...engines import ExportError
 from ...engines.bundle import TARGET
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.narrow_caches import CACHES, FULL
+from ..checkpoints.narrow_caches import CACHES
 from ..passes.quantise import AUTO, Quantisation
-from ..writing.graph import WIDE
 
 DTYPES = ("float32", "float16", "bfloat16")
 BLOCKS_OF = {  # by how most of a file is stored
@@ -21,16 +20,16 @@ BLOCKS_OF = {  # by how most of a file is stored
 class Settings:
     """How models are stored, what the target has room for, and whether all of it is checked."""
 
-    dtype: str = "float32"
-    weights: Quantisation = WIDE  # of the target
-    draft_weights: Quantisation = WIDE
-    cache: str = FULL
-    check: bool = True
-    images: bool = False  # that the target sees
-    adapters: int = 0  # that requests may bring for the target,
-    adapter_rank: int = 16  # each of so many columns at most
-    shards: int = 1  # of the target
-    exact_sums: bool = False  # between them
+    dtype: str
+    weights: Quantisation  # of the target
+    draft_weights: Quantisation
+    cache: str
+    check: bool
+    images: bool  # that the target sees
+    adapters: int  # that requests may bring for the target,
+    adapter_rank: int  # each of so many columns at most
+    shards: int  # of the target
+    exact_sums: bool  # between them
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
