@@ -70,16 +70,20 @@ class Adapters:
         """The names of all matrices."""
         return tuple(name for one in self.products for name, *_ in one.matrices)
 
+    def widths(self, shards: int = 1) -> dict[str, int]:
+        """Return how wide each matrix is, or what each shard has of it."""
+        return {
+            name: sum(part.share(shards) for part in parts) or width
+            for one in self.products
+            for name, width, parts in one.matrices
+        }
+
     def inputs(self, dtype: str, shards: int = 1) -> tuple[TensorSpec, ...]:
         """Return the inputs that they add to a graph, or to each of its shards."""
         return (
             TensorSpec(ADAPTER, "int64", ("batch",)),
             TensorSpec(OWNERS, "int64", ("columns",)),
-            *(
-                TensorSpec(name, dtype, ("columns", sum(part.share(shards) for part in parts) or width))
-                for one in self.products
-                for name, width, parts in one.matrices
-            ),
+            *(TensorSpec(name, dtype, ("columns", width)) for name, width in self.widths(shards).items()),
         )
 
     def bytes_each(self, itemsize: int) -> int:

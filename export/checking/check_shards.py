@@ -79,8 +79,8 @@ def _adapter(engine: Engine, room: Adapters) -> dict[str, Tensor]:
     """Return what a call is given whose only row has a random adapter, of which each shard gets its share."""
     generator, device, dtype = torch.Generator().manual_seed(0), engine.device, getattr(torch, engine.contract.dtype)
     given = {
-        spec.name: engine.everywhere(torch.zeros(room.rank, int(spec.shape[1]), dtype=dtype, device=device))
-        for spec in room.inputs(engine.contract.dtype, engine.contract.shards)[2:]
+        name: engine.everywhere(torch.zeros(room.rank, width, dtype=dtype, device=device))
+        for name, width in room.widths(engine.contract.shards).items()
     }
     for one in room.products:
         for name, width, parts in one.matrices:

@@ -98,9 +98,9 @@ class AdapterPool:
         """Make the memory of all matrices; of those of the target each device has its share."""
         columns, shards = self.room.most * self.room.rank, self._engine.contract.shards
         found = {}
-        for spec in self.room.inputs(self._engine.contract.dtype, shards)[2:]:
-            memory = torch.zeros(columns, int(spec.shape[1]), dtype=self.dtype, device=self._device)
-            found[spec.name] = self._engine.everywhere(memory) if spec.name in self._target else memory
+        for name, width in self.room.widths(shards).items():
+            memory = torch.zeros(columns, width, dtype=self.dtype, device=self._device)
+            found[name] = self._engine.everywhere(memory) if name in self._target else memory
         return found
 
     def unload(self, name: str) -> None:

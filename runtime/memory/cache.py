@@ -8,9 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...engines import ROW, SLOTS, TOKEN, WINDOW, Contract, Recurrence, cache_rows
+from ...engines import ROW, SLOTS, TOKEN, WINDOW, Contract, Engine, Recurrence, cache_rows
 from .full import CacheFull
-from .placing import HERE, Placing
 from .source_rows import SourceRows
 
 
@@ -25,6 +24,9 @@ class Memory(NamedTuple):
     slots: list[Tensor]  # each [states, rows, 1, slots, size]
 
 
+HERE = Engine()  # places memory on one device alone
+
+
 def nbytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
@@ -36,7 +38,7 @@ class KVCache(ABC):
     absorbed its first `bases[row]` tokens, and no call may begin before them. It is zero where a row holds nothing.
     """
 
-    def __init__(self, contract: Contract, device: str, max_rows: int, placing: Placing = HERE) -> None:
+    def __init__(self, contract: Contract, device: str, max_rows: int, placing: Engine = HERE) -> None:
         self.contract, self.device, self._placing = contract, device, placing
         self.entries = [0] * max_rows
         self.bases = [0] * max_rows

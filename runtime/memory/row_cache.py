@@ -9,10 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...engines import BLOCK_TOKENS, GRANULE, MOST_SLOTS, SLOTS, SOURCE, TOKEN, WIDEST_STEP, WINDOW, Contract
-from .cache import KVCache, nbytes
+from ...engines import BLOCK_TOKENS, GRANULE, MOST_SLOTS, SLOTS, SOURCE, TOKEN, WIDEST_STEP, WINDOW, Contract, Engine
+from .cache import HERE, KVCache, nbytes
 from .full import CacheFull
-from .placing import HERE, Placing
 from .snapshots import Snapshots
 from .source_rows import SourceRows
 
@@ -35,7 +34,7 @@ class RowCache(KVCache):
         most_tokens: int | None = None,
         kept_blocks: int = 0,
         longest_source: int = 0,
-        placing: Placing = HERE,
+        placing: Engine = HERE,
     ) -> None:
         super().__init__(contract, device, max_rows, placing)
         if contract.of_kind(SOURCE):

@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ...engines import GRANULE, SOURCE, SOURCES, Contract, heads_in_parts
+from ...engines import GRANULE, SOURCE, SOURCES, Contract, Engine, heads_in_parts
 from .full import CacheFull
-from .placing import HERE, Placing
 
 Made = Sequence[Tensor]  # of each state, what there is of one source [heads, T, size]
 
@@ -25,7 +24,7 @@ class SourceRows:
         max_rows: int,
         longest: int,
         moved: Callable[[], None],
-        placing: Placing = HERE,
+        placing: Engine,
         *,
         fixed: bool,
     ) -> None:
