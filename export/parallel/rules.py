@@ -15,6 +15,9 @@ Pow Reciprocal Relu Round Sigmoid Sin Softplus Sqrt Sub Tanh Where
 """
 
 
+FOLLOWS_FOLDS = {"LayerNormalization", "RMSNormalization", "ReduceMax", "ReduceMean", "ReduceSum", "Reshape"}
+
+
 def in_one_block(rule: Rule) -> Rule:
     """Refuse what is folded with other axes, where a rule reads the places of an axis."""
 
@@ -27,32 +30,28 @@ def in_one_block(rule: Rule) -> Rule:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(EACH_ALONE.split(), each_alone),
+    "Attention": attention,
+    "Concat": concat,
+    "Conv": convolution,
+    "Expand": expand,
+    "Gather": gather,
+    "GatherElements": gather_elements,
+    "Gemm": gemm,
     "LayerNormalization": norm,
+    "MatMul": matmul,
     "RMSNormalization": norm,
     "ReduceMax": reduce,
     "ReduceMean": reduce,
     "ReduceSum": reduce,
     "Reshape": reshape,
+    "RotaryEmbedding": rotary,
+    "Slice": slices,
+    "Softmax": along_axis,
+    "Split": split,
+    "Squeeze": squeeze,
+    "TensorScatter": scatter_entries,
+    "Transpose": transpose,
+    "Unsqueeze": unsqueeze,
 }
-RULES |= {
-    op: in_one_block(rule)
-    for op, rule in {
-        "Attention": attention,
-        "Concat": concat,
-        "Conv": convolution,
-        "Expand": expand,
-        "Gather": gather,
-        "GatherElements": gather_elements,
-        "Gemm": gemm,
-        "MatMul": matmul,
-        "RotaryEmbedding": rotary,
-        "Slice": slices,
-        "Softmax": along_axis,
-        "Split": split,
-        "Squeeze": squeeze,
-        "TensorScatter": scatter_entries,
-        "Transpose": transpose,
-        "Unsqueeze": unsqueeze,
-    }.items()
-}
+RULES = {op: rule if op in FOLLOWS_FOLDS else in_one_block(rule) for op, rule in RULES.items()}
+RULES |= dict.fromkeys(EACH_ALONE.split(), each_alone)
