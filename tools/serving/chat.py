@@ -19,7 +19,7 @@ from .delivery import delivery_of, encode, json_response
 from .errors import ApiError
 from .formats import RequestedGrammar, format_of
 from .guard import caller_of
-from .images import expanded, pictures_of
+from .images import expanded, images_in, pictures_of
 from .prompt_bodies import ApplyTemplateBody
 from .raw_bodies import body_of
 from .reasoning import ReasoningReader, has_begun
@@ -116,9 +116,9 @@ async def converse(request: HttpRequest, service: Service, body: ChatBody) -> tu
         raise ApiError(400, "max_tokens and max_completion_tokens mean the same; send one", "max_tokens")
     note_prompt(request.scope, [plain(message)["content"] for message in body.messages])
     max_tokens = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
-    conversation = await conversation_of(service, body, service.most_of(body))
-    if conversation.pictures and body.truncate_prompt_tokens is not None:
+    if body.truncate_prompt_tokens is not None and images_in(body.messages):
         raise ApiError(400, "truncate_prompt_tokens could cut an image in two; leave it out", "truncate_prompt_tokens")
+    conversation = await conversation_of(service, body, service.most_of(body))
     conversation = conversation._replace(prompt=service.truncated(conversation.prompt, body, max_tokens))
     wanted = await service.submissions(
         body,
@@ -138,10 +138,7 @@ async def conversation_of(service: Service, body: ChatBody, most: int) -> Conver
     settings = (body.chat_template_kwargs or {}) | {"tools": tools.shown}
     if body.reasoning_effort is not None:
         settings["reasoning_effort"] = body.reasoning_effort
-    ending = ending_of(body)
-    template_of(service, body.messages, most)  # what is refused is refused before an image is fetched or read
-    seen = await pictures_of(service, body.messages)
-    prompt = await prompt_of(service, body.messages, settings, most, ending, seen)
+    prompt, seen = await prompt_of(service, body.messages, settings, most, ending_of(body))
     read = expanded(service, prompt, seen)
     if (marks := service.reasoning) is None:
         return Conversation(prompt, asked, tools.reader, seen, read)
@@ -171,15 +168,15 @@ async def prompt_of(
     settings: Mapping[str, object],
     most: int,
     ending: Ending = Ending.ANSWER,
-    pictures: Sequence[Picture] = (),
-) -> list[int]:
-    """The token ids of a conversation, ready for the assistant's answer, with a placeholder for each picture."""
-    template, each = template_of(service, messages, most)
+) -> tuple[list[int], list[Picture]]:
+    """The token ids of a conversation, ready for the assistant's answer, and a picture for each placeholder in them."""
+    template, each = template_of(service, messages, most)  # refuses before an image is fetched or read
+    pictures = await pictures_of(service, messages)
     size = len(encode([each, settings]))
     ids = await service.aside(partial(template.encode, each, settings, ending, most, pictures), size)
     if not ids:
         raise ApiError(400, "the chat template makes an empty prompt of these messages; say something", "messages")
-    return ids
+    return ids, pictures
 
 
 def template_of(

@@ -28,6 +28,11 @@ def test_roles_of_the_target_alone_are_there_with_adapters_too() -> None:
     room = replace(contract, adapters=Adapters(4, 4, ()))
     assert with_more_of_target(found, room) == [*found, Role("verify, adapters", "target", 4, 4, (1, 8), COLUMNS)]
     assert with_more_of_target(found, contract) == found
+    several = with_more_of_target(found, replace(room, shards=2))
+    names = ["verify", "verify, adapters", "verify, shard 1", "verify, adapters, shard 1"]
+    assert [(one.name, one.shard) for one in several if one.model == "target"] == list(
+        zip(names, (0, 0, 1, 1), strict=True)
+    )
 
 
 @pytest.mark.usefixtures("compiled_here")

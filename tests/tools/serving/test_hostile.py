@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
 from ssl import CERT_NONE, PROTOCOL_TLS_SERVER, MemoryBIO, SSLContext, SSLWantReadError, create_default_context
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -154,10 +155,12 @@ def test_a_step_that_waits_for_a_device_that_has_gone_ends_the_server(
     """It may never come back, so the process ends without its thread."""
     monkeypatch.setattr(stepper, "WAITING_SECONDS", 0.05)
     monkeypatch.setattr(stepper, "JOIN_SECONDS", 0.2)
+    monkeypatch.setattr(stepper, "LEAVING_SECONDS", 0.2)
     left: list[int] = []
     monkeypatch.setattr(stepper.os, "_exit", left.append)
     with serving(llama, max_batch=1) as served:
-        monkeypatch.setattr(served.decoder.target.engine, "gone", lambda: "shard 1 has ended")
+        answers = iter([RuntimeError("not known"), "shard 1 has ended"])
+        monkeypatch.setattr(served.decoder.target.engine, "gone", Mock(side_effect=answers))
         answer = served.post("/v1/completions", LONG)
         assert (answer.status_code, "has died (shard 1 has ended)" in answer.text) == (500, True)
         assert served.service.stepper.alive, "the thread is in its step"

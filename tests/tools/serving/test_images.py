@@ -178,6 +178,13 @@ def test_what_is_no_image_is_one_sentence(eyes: Served, url: str, said: str):
     assert error["param"] == "messages"
 
 
+def test_a_request_that_is_refused_without_its_images_is_refused_before_they_are_read(eyes: Served):
+    broken = "data:image/png;base64,AAAA"
+    assert refused(eyes, messages(broken, text="x" * 2**20))["code"] == "context_length_exceeded"
+    cut = refused(eyes, messages(broken), truncate_prompt_tokens=4)
+    assert cut["message"].startswith("truncate_prompt_tokens could cut an image in two")
+
+
 def test_images_are_bounded(eyes: Served):
     many = refused(eyes, messages(*[data_url(FIRST)] * (MOST_IMAGES + 1)))
     assert many["message"] == "there are 33 images, expected at most 32; send less"
