@@ -8,6 +8,8 @@ from pathlib import Path
 from trt_spec.engines import Bundle
 from trt_spec.export.parallel.split import Report
 from trt_spec.export.pipeline.splitting import split_with_adapters
+from trt_spec.runtime import Decoder
+from trt_spec.runtime.memory.full import CacheFull
 
 FOLLOWER = "trt_spec.engines.torch.parallel.follower"
 
@@ -19,6 +21,20 @@ def in_shards(bundle: Path, out: Path, shards: int, *, exact: bool = True) -> Re
     contract, report = split_with_adapters(out / "target", opened.target.contract, shards, exact=exact)
     replace(opened, models=opened.models | {"target": replace(opened.target, contract=contract)}).save()
     return report
+
+
+def run_with_a_preemption(decoder: Decoder) -> None:
+    """Step until all requests have ended; after three steps one gives up its place."""
+    for _ in range(3):
+        decoder.step()
+    give_up_a_place(decoder)
+    while decoder.step():
+        pass
+
+
+def give_up_a_place(decoder: Decoder) -> None:
+    with decoder.between_rounds():
+        decoder._scheduler.seating.preempt(CacheFull("the test takes its place"))
 
 
 def shards_of(leader: int) -> list[int]:

@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 from trt_spec.engines import Bundle
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.runtime.memory.full import CacheFull
 
 from ..kit.bundles import Pair, export_pair, noisy_draft
 from ..kit.prompts import REPEATS
-from ..kit.shards import in_shards
+from ..kit.shards import in_shards, run_with_a_preemption
 
 PROMPTS = [[5, 9, 17, 5, 9, 20, 33], REPEATS, [8, 2, 44], [5, 9, 17, 5, 9, 20, 33, 12, 13]]
 GREEDY = SamplingParams(max_new_tokens=16, temperature=0, ignore_eos=True)
@@ -31,12 +30,7 @@ def test_texts_are_those_of_one_device(llama: Pair, cache: str, shards: int, tmp
             for params, length, drafter in CHOICES:
                 asked = {"draft_length": length, "drafter": drafter}
                 requests = [decoder.submit(prompt, params, **asked) for prompt in PROMPTS]
-                for _ in range(3):
-                    decoder.step()
-                with decoder.between_rounds():
-                    decoder._scheduler.seating.preempt(CacheFull("the test takes its place"))
-                while decoder.step():
-                    pass
+                run_with_a_preemption(decoder)
                 said.append([(one.output().token_ids, one.output().speculation.accepted) for one in requests])
     assert said[: len(CHOICES)] == said[len(CHOICES) :]
     assert sum(accepted for _, accepted in said[0]) > 0

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.runtime.memory.full import CacheFull
 
 from ...kit.adapters import Adapted
-from ...kit.shards import in_shards
+from ...kit.shards import in_shards, run_with_a_preemption
 
 PROMPT = [5, 9, 17, 5, 9, 20, 33]
 ROWS = (None, "wide", "narrow", "wide", None)  # their adapters
@@ -71,12 +70,7 @@ def test_greedy_rounds_with_adapters_gather_the_best_of_each_shard_alone(sharded
 
 def test_a_row_that_gives_up_its_place_goes_on_with_its_adapter(sharded: Decoder, adapted: Adapted) -> None:
     rows = [sharded.submit(PROMPT, GREEDY, draft_length=3, adapter=one) for one in ROWS]
-    for _ in range(3):
-        sharded.step()
-    with sharded.between_rounds():
-        sharded._scheduler.seating.preempt(CacheFull("the test takes its place"))
-    while sharded.step():
-        pass
+    run_with_a_preemption(sharded)
     assert [one.output().token_ids for one in rows] == [adapted.said(one, PROMPT, TOKENS) for one in ROWS]
 
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 from trt_spec.runtime import Decoder, Output, SamplingParams
-from trt_spec.runtime.memory.full import CacheFull
 
 from ...kit.seeing_models import Seeing
-from ...kit.shards import in_shards
+from ...kit.shards import give_up_a_place, in_shards
 
 LATER = pytest.mark.exhaustive
 OTHERS = ("gemma3", "qwen2_5_vl", "mistral3", "smolvlm", "idefics3", "qwen3_vl")
@@ -58,8 +57,7 @@ def test_rows_with_images_that_give_up_their_place_go_on(seeing_of: Callable[[st
             if not decoder.step():
                 break
             if turn % 4 == 3 and len(decoder.live) > 1:
-                with decoder.between_rounds():
-                    decoder._scheduler.seating.preempt(CacheFull("the test takes its place"))
+                give_up_a_place(decoder)
         found.append([request.output().token_ids for request in requests])
     assert found[0] == found[1]
 

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 from trt_spec.engines import Bundle
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.runtime.memory.full import CacheFull
 
-from ...kit.shards import in_shards
+from ...kit.shards import in_shards, run_with_a_preemption
 from ...kit.source_models import example_sources, said_by_transformers
 
 LATER = pytest.mark.exhaustive
@@ -31,12 +30,7 @@ def test_texts_are_those_of_one_device(kind: str, request: pytest.FixtureRequest
                     decoder.submit(source=source, params=params, draft_length=length, drafter=drafter)
                     for source in sources
                 ]
-                for _ in range(3):
-                    decoder.step()
-                with decoder.between_rounds():
-                    decoder._scheduler.seating.preempt(CacheFull("the test takes its place"))
-                while decoder.step():
-                    pass
+                run_with_a_preemption(decoder)
                 said.append([list(one.output().token_ids) for one in requests])
     assert said[: len(CHOICES)] == said[len(CHOICES) :]
     assert said[0] == said_by_transformers(kind, bundle.parent / "target", sources, TOKENS)
