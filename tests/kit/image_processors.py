@@ -2,9 +2,12 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from trt_spec.export.writing.images import image_settings, write_image_settings
+from trt_spec.runtime.images.reader import ImageReader
 
 CLIP: dict[str, Any] = {
     "do_convert_rgb": True,
@@ -147,3 +150,9 @@ def whole_processor(name: str, folder: Path) -> Any:
         case "Idefics3Processor":
             return Idefics3Processor(pixels, made, **settings)
     return None
+
+
+def reader_of(folder: Path) -> ImageReader:
+    """Return what reads images as the processor in a folder, by the settings that an export keeps."""
+    write_image_settings(image_settings(SimpleNamespace(name="checkpoint", path=folder), tokenizer()), folder)
+    return ImageReader.open(folder)

@@ -23,6 +23,11 @@ def test_what_takes_longer_than_a_test_of_the_default_tier_may_is_listed() -> No
     assert long_proofs.long_proofs({"a::1": LONGER, "a::2": 0.1, "b::1": 0.1}) == ["a::1"]
 
 
+def test_what_any_change_may_break_is_never_listed() -> None:
+    assert long_proofs.long_proofs({"tests/test_layering.py::1": LONGER, "tests/test_layering.py::2": 0.1}) == []
+    assert not any(name.startswith(long_proofs.OF_EVERY_CHANGE) for name in long_proofs.TABLE.read_text().splitlines())
+
+
 def test_a_file_of_long_tests_alone_keeps_the_quickest_of_them() -> None:
     assert long_proofs.long_proofs({"a::1": LONGER + 1, "a::2": LONGER, "b::1": LONGER}) == ["a::1"]
 

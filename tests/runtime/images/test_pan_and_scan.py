@@ -11,10 +11,9 @@ from transformers.image_utils import load_image
 from trt_spec.export import export_bundle
 from trt_spec.runtime import Decoder, SamplingParams
 
-from ...kit.image_processors import CROPS, tokenizer, whole_processor, write_processor
+from ...kit.image_processors import CROPS, reader_of, tokenizer, whole_processor, write_processor
 from ...kit.images import image_file
 from ...kit.seeing_models import Seeing, image, seeing
-from .test_preprocessing import reader_of
 
 MOST = 16
 

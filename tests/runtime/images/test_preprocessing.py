@@ -14,11 +14,10 @@ from transformers import AutoImageProcessor
 from transformers.image_utils import load_image
 from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
 from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
-from trt_spec.export.writing.images import image_settings, write_image_settings
+from trt_spec.export.writing.images import image_settings
 from trt_spec.runtime.images.picture import Picture
-from trt_spec.runtime.images.reader import ImageReader
 
-from tests.kit.image_processors import CROPS, PROCESSORS, tokenizer, whole_processor, write_processor
+from tests.kit.image_processors import CROPS, PROCESSORS, reader_of, tokenizer, whole_processor, write_processor
 from tests.kit.images import TURNED, image_file
 
 SIZES = [(28, 28), (57, 33), (31, 90), (5, 3), (200, 20), (151, 117)]  # narrower ones are in tests of refusals
@@ -40,11 +39,6 @@ FILES = {
 @pytest.fixture(params=PROCESSORS)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-def reader_of(folder: Path) -> ImageReader:
-    write_image_settings(image_settings(SimpleNamespace(name="checkpoint", path=folder), tokenizer()), folder)
-    return ImageReader.open(folder)
 
 
 def theirs(folder: Path, contents: list[bytes], name: str) -> Any:
