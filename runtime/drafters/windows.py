@@ -28,15 +28,15 @@ class Windows:
         if not any(self._reads_all(one) for one in wanted):  # nearly always
             return LEAST_WINDOW
         widest = max(LEAST_WINDOW, *(one.length + 1 for one in wanted))
-        run = {draft for one in wanted for draft in self.of(one)}
+        run = {draft for one in wanted for draft in self.of(one.names)}
         narrow = any(draft.recurrent or draft.engine.read_width < widest for draft in run)
         return LEAST_WINDOW if narrow else widest
 
     def _reads_all(self, wanted: Share) -> bool:
-        drafts = self.of(wanted)
+        drafts = self.of(wanted.names)
         return bool(drafts) and (len(wanted.lines) > 1 or any(draft.reads_again for draft in drafts))
 
-    def of(self, wanted: Share, widest: int = LEAST_WINDOW) -> dict[Model, int]:
-        """Return which draft models a row may run next, and how many tokens they read first, up to the `widest`."""
-        drafters = filter(None, map(self._drafters.get, wanted.names))
+    def of(self, names: Sequence[str], widest: int = LEAST_WINDOW) -> dict[Model, int]:
+        """Return which draft models these drafters run, and how many tokens they read first, up to the `widest`."""
+        drafters = filter(None, map(self._drafters.get, names))
         return {drafter.model: drafter.window(widest) for drafter in drafters if drafter.model is not None}

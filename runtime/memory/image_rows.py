@@ -55,7 +55,7 @@ class ImageRows:
     def end(self, row: int) -> int:
         """Return the place after the last image of a row; 0 if it has no entries."""
         seated = self._rows[row]
-        return seated.sight.places[-1] + 1 if seated is not None and seated.entries else 0
+        return seated.sight.end if seated is not None and seated.entries else 0
 
     def let_go(self, row: int) -> None:
         """Let go of the entries of a row, whose images were read."""
@@ -95,14 +95,10 @@ class ImageRows:
         return end if seated is None or not self._whole else seated.sight.whole_runs(end)
 
     def widths(self, row: int, start: int, widths: list[int]) -> list[int]:
-        """Return in which widths to read a row from `start` on, if these cut no image whose tokens see each other.
-
-        The last may: a draft reads no further than its window, and one that sees an image in part is accepted less.
-        """
+        """Return in which widths to read a row from `start` on, if these cut no image whose tokens see each other."""
         if self._rows[row] is None or not self._whole:
             return widths
-        last = start + sum(widths)
-        ends = sorted({min(last, self.whole(row, start + end)) for end in accumulate(widths)})
+        ends = sorted({self.whole(row, start + end) for end in accumulate(widths)})
         return [end - begin for begin, end in pairwise([start, *ends])]
 
     def begun(self, row: int, entries: int) -> int:

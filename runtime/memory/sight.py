@@ -71,6 +71,11 @@ class Sight:
         ends = [*jumps[1:], len(self.places)]
         return [(self.places[begin], self.places[end - 1] + 1) for begin, end in zip(jumps, ends, strict=True)]
 
+    @property
+    def end(self) -> int:
+        """The place after the last entry."""
+        return self.places[-1] + 1
+
     def before(self, place: int) -> int:
         """Return how many entries stand before a place."""
         return bisect_left(self.places, place)
@@ -110,7 +115,7 @@ class Sight:
     @property
     def shift(self) -> int:
         """What the positions of all tokens after the prompt are beyond their places."""
-        return int(self.offsets[0, -1]) if self.places[-1] + 1 < self.length else self._after_the_last
+        return int(self.offsets[0, -1]) if self.end < self.length else self._after_the_last
 
     @property
     def _after_the_last(self) -> int:

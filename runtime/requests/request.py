@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
 from hashlib import sha256
+from sys import maxsize
 from time import perf_counter
 
 from ...engines import WIDEST_STEP, EngineError, RequestError, TrtSpecError
@@ -63,6 +64,7 @@ class Request:
         self.adapter = adapter
         self.sight = sight  # the images in the prompt
         self.marks = {} if sight is None else sight.marks
+        self.images_end = 0 if sight is None else sight.end  # the place after the last entry of one
         # Of requests that begin alike, only those with the same source and adapter may read what this one leaves. No
         # client's salt has the mark that comes after a digest.
         digests = [one.digest for one in (source, adapter) if one is not None]
@@ -129,6 +131,13 @@ class Request:
     def length(self) -> int:
         """The number of committed tokens."""
         return len(self.prompt) + len(self.token_ids)
+
+    def begin(self, window: int) -> int:
+        """Return where a round begins to read that reads so many of the last committed tokens first, but no image.
+
+        A draft must have read all before that. One that never catches up has a window without end.
+        """
+        return 0 if window == maxsize else max(self.images_end, self.length - window)
 
     @property
     def longest(self) -> int:

@@ -144,8 +144,9 @@ class Planner:
 
 
 def _reaches(request: Request, draft: Model, row: int, window: int) -> bool:
-    """Whether a draft has read all of a row but what a round's first step reads."""
-    return 2 <= request.length <= draft.cache.entries[row] + window
+    """Whether a draft has read all of a row but what a round's first step reads, two tokens at least."""
+    begin = request.begin(window)
+    return begin + LEAST_WINDOW <= request.length and begin <= draft.cache.entries[row]
 
 
 def _adapts(shape: Shape, params: SamplingParams) -> bool:

@@ -106,7 +106,7 @@ class Reading:
                         draft, occupant.row, self._rows.tokens[occupant.row, : occupant.request.length]
                     )
                 seating.go_searching(occupant)
-        self._let_images_go(whole)
+        self._let_images_go({one: one.chooser.wanted.names for one in whole})
         return fed + seen + shown or budget, draft_budget - left
 
     def _heard(self, occupant: Occupant) -> bool:
@@ -163,7 +163,7 @@ class Reading:
         for some, budget in ((kept, maxsize), (readable, DRAFT_BUDGET)):
             if some:
                 self._prefill.catch_up(some, budget)
-        self._let_images_go(live)
+        self._let_images_go({one: one.chooser.drafters for one in live})
 
     def _see(self, read: Mapping[Occupant, int]) -> tuple[int, list[Occupant]]:
         """Let requests have the images of what they have not read, of which one is seen now: so none waits for all.
@@ -196,21 +196,25 @@ class Reading:
             for row, own in lacking.items()
         }
 
-    def _let_images_go(self, occupants: Sequence[Occupant]) -> None:
-        """Let go of the images of prompts that all have read who see and may propose next; others see them again."""
+    def _let_images_go(self, drafters: Mapping[Occupant, Sequence[str]]) -> None:
+        """Let go of the images of prompts that all of these drafters have read which see; others see them again.
+
+        Once a draft has begun to be shown them, those that may propose later count as well: it is shown one at a time.
+        """
         if (images := self._target.images) is None:
             return
-        for occupant in occupants:
+        for occupant, names in drafters.items():
             if end := images.end(occupant.row):
-                drafts = self._windows.of(occupant.chooser.wanted)
-                if all(one.images is None or one.cache.entries[occupant.row] + LEAST_WINDOW > end for one in drafts):
+                drafts = self._windows.of(names)
+                if all(one.images is None or one.cache.entries[occupant.row] >= end for one in drafts):
                     images.let_go(occupant.row)
 
     def _lacking(self, occupants: Sequence[Occupant], window: int = LEAST_WINDOW) -> dict[int, dict[Model, int]]:
         """Return by row how many entries each draft that may run next needs, without those that it reads first."""
         return {
             one.row: {
-                draft: one.request.length - own for draft, own in self._windows.of(one.chooser.wanted, window).items()
+                draft: one.request.begin(own)
+                for draft, own in self._windows.of(one.chooser.wanted.names, window).items()
             }
             for one in occupants
         }

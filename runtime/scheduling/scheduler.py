@@ -188,7 +188,7 @@ class Scheduler:
         occupant = self.live[row]
         draft = self._windows.draft_of(occupant.chooser.drafters)
         entries = 0 if draft is None else draft.cache.entries[row]
-        return Unread(occupant.request.length - LEAST_WINDOW - entries, occupant.request.remaining)
+        return Unread(occupant.request.begin(LEAST_WINDOW) - entries, occupant.request.remaining)
 
     def _steady(self) -> bool:
         """Whether the next round has the same kind and rows, whatever the round in flight decides."""

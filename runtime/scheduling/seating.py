@@ -123,6 +123,7 @@ class Seating:
             self._adapters.seat(row, request.adapter)
         if self._images is not None:
             self._images.seat(row, request.sight)
+            self._rows.images_end[row] = request.images_end
         for drafter in self._drafters:
             drafter.seated(request, self._rows, row)
         self._reuse_prefix(occupant)

@@ -78,6 +78,7 @@ class Frame:
         self.recent = torch.zeros(batch, 2, dtype=torch.int64, device=device) if k else input_ids
         self._recent_index = self.position[2 - self.recent.shape[1] : 2].t()
         self.window = Window(plan, device) if plan.window > LEAST_WINDOW else None
+        self._keeps_images = k > 0 and target.images is not None
         if any(plan.samplers):
             self.draft_model = plan.drafts[0] if plan.drafts else None
             if self.draft_model is not None:
@@ -107,6 +108,8 @@ class Frame:
         torch.add(rows.length, self._offset, out=self.position)
         if self.draft_length:  # else nothing reads what may lie before the first token
             self.position.clamp_(min=0)
+        if self._keeps_images:
+            torch.maximum(self.position[0], rows.images_end, out=self.position[0])
         torch.gather(rows.tokens, 1, self._recent_index, out=self.recent)
         if self.window is not None:
             self.window.begin(rows)
@@ -153,6 +156,7 @@ class Window:
         self._places = counting(width, torch.device(device))
 
     def begin(self, rows: Rows) -> None:
-        torch.sub(rows.length, len(self._places), out=self.start).clamp_(min=0)
+        torch.sub(rows.length, len(self._places), out=self.start)
+        torch.maximum(self.start, rows.images_end, out=self.start)
         torch.gather(rows.tokens, 1, self.start[:, None] + self._places, out=self.tokens)
         torch.sub(rows.length - 1, self.start, out=self.last[:, 0])

@@ -30,6 +30,7 @@ class Rows:
 
     tokens: Tensor  # [M, L] int64, committed up to `length`
     length: Tensor  # [M] int64
+    images_end: Tensor  # [M] int64, the place after the last entry of an image, before which no round reads
     source: Tensor  # [M, S] int64, tokens of the row's source at the end, and -1 before them
     asked: Tensor  # [M, 4, drafters] int64, how many proposals each of the row's lines takes from each drafter
     turns: Tensor  # [M, 4] int64, how many lines before it are of the same drafter
@@ -61,6 +62,7 @@ class Rows:
         return cls(
             tokens=tokens,
             length=whole(),
+            images_end=whole(),
             source=whole(room) - 1,
             asked=whole(MOST_LINES, drafters),
             turns=whole(MOST_LINES),
