@@ -23,7 +23,6 @@ from .completions import complete
 from .delivery import client_error, error_response, json_response
 from .errors import ApiError
 from .guard import BodyLimit, Entrance, Failures
-from .images import expanded
 from .keys import Keys
 from .messages import answer_messages, count_tokens
 from .metrics import CONTENT_TYPE
@@ -152,7 +151,7 @@ async def tokenize(request: Request) -> Response:
         raise ApiError(400, "prompt and messages exclude each other, and one is needed", "prompt")
     if body.messages is not None:
         prompt, pictures = await prompt_of(service, body.messages, {}, service.most_counted)
-        ids = expanded(service, prompt, pictures)
+        ids = service.images.expanded(prompt, pictures)
     else:
         ids = await service.encode(body.prompt or "", body.add_special_tokens, most=service.most_counted)
     answer = Tokens(len(ids), service.max_length, ids)

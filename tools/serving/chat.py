@@ -19,7 +19,7 @@ from .delivery import delivery_of, encode, json_response
 from .errors import ApiError
 from .formats import RequestedGrammar, format_of
 from .guard import caller_of
-from .images import expanded, images_in, pictures_of
+from .images import images_in
 from .prompt_bodies import ApplyTemplateBody
 from .raw_bodies import body_of
 from .reasoning import ReasoningReader, has_begun
@@ -139,7 +139,7 @@ async def conversation_of(service: Service, body: ChatBody, most: int) -> Conver
     if body.reasoning_effort is not None:
         settings["reasoning_effort"] = body.reasoning_effort
     prompt, seen = await prompt_of(service, body.messages, settings, most, ending_of(body))
-    read = expanded(service, prompt, seen)
+    read = service.images.expanded(prompt, seen)
     if (marks := service.reasoning) is None:
         return Conversation(prompt, asked, tools.reader, seen, read)
     begun = has_begun(service.decoder.tokenizer.decode(prompt[-END_TOKENS:], skip_special_tokens=False), marks)
@@ -171,7 +171,7 @@ async def prompt_of(
 ) -> tuple[list[int], list[Picture]]:
     """The token ids of a conversation, ready for the assistant's answer, and a picture for each placeholder in them."""
     template, each = template_of(service, messages, most)  # refuses before an image is fetched or read
-    pictures = await pictures_of(service, messages)
+    pictures = await service.images.pictures(images_in(messages))
     size = len(encode([each, settings]))
     ids = await service.aside(partial(template.encode, each, settings, ending, most, pictures), size)
     if not ids:
@@ -192,14 +192,16 @@ def template_of(
 
 
 async def apply_template(request: HttpRequest) -> Response:
-    """Show the prompt that messages become."""
+    """Show the prompt that messages become, with a placeholder for each image."""
     service: Service = request.app.state.service
     body = await body_of(request, ApplyTemplateBody)
     service.require_model(body.model)
     template, each = template_of(service, body.messages, service.most_counted)
     tools = None if body.tools is None else list(map(shown, body.tools))
     settings = (body.chat_template_kwargs or {}) | {"tools": tools}
-    text = await service.aside(partial(template.render, each, settings, ending_of(body)), len(encode(body)))
+    pictures = await service.images.pictures(images_in(body.messages))
+    write = partial(template.write, each, settings, ending_of(body), pictures)
+    text = await service.aside(write, len(encode(body)))
     return json_response(Prompt(text))
 
 

@@ -1,11 +1,13 @@
-"""The images of a conversation: found in it, decoded or fetched, and read one after another."""
+"""The images of requests: found in messages, decoded or fetched, and read one after another."""
 
+import asyncio
 import binascii
 from base64 import b64decode
 from collections.abc import Iterable, Sequence
-from functools import partial
+from dataclasses import dataclass, field
 
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
+from starlette.concurrency import run_in_threadpool
 
 from ...engines import RequestError
 from ...runtime.images.opening import MOST_BYTES, MOST_IMAGES
@@ -14,11 +16,11 @@ from ...runtime.images.reader import ImageReader
 from .bodies import ImagePart, Message
 from .errors import ApiError, in_terms_of, unavailable
 from .fetching import fetch
-from .service import Service
-from .tokenising import HUGE_TEXT
+from .held_pictures import HeldPictures
 
 MOST_CHARACTERS = 4 * (MOST_BYTES // 3 + 1)  # of base64
 MOST_HELD_BYTES = 2**31  # of pictures of all requests that have not ended
+MOST_FETCHING = 8  # images, in threads of their own
 NAMES = {"images": "messages"}  # as the API calls them
 
 
@@ -33,53 +35,59 @@ def images_in(messages: Iterable[Message]) -> list[str]:
     ]
 
 
-async def pictures_of(service: Service, messages: Sequence[Message]) -> list[Picture]:
-    """Read the images of a conversation, one at a time for all clients: that takes cores and memory from the rounds."""
-    urls = images_in(messages)
-    if not urls:
-        return []
-    reader = service.decoder.images
-    if reader is None:
-        raise ApiError(
-            400, "the model reads text alone; leave images out of the content", "messages", "unsupported_content"
-        )
-    if len(urls) > MOST_IMAGES:
-        raise ApiError(400, f"there are {len(urls)} images, expected at most {MOST_IMAGES}; send less", "messages")
-    with in_terms_of(NAMES):
-        pictures: list[Picture] = []
-        for url in urls:
-            _refuse_more(service)
-            content = await to_thread.run_sync(_content, url, service.image_hosts, limiter=service.fetching)
-            pictures.append(await service.aside(partial(_read, service, reader, content), HUGE_TEXT))
-            if more_tokens(pictures) > service.max_length:  # the others need not be read
-                raise ApiError(
-                    400,
-                    f"the images have more tokens than the {service.max_length} that the model takes; send fewer or "
-                    "smaller ones",
-                    "messages",
-                    "context_length_exceeded",
-                )
-        return pictures
+@dataclass
+class ImageLoader:
+    """Makes pictures of what URLs name, one at a time for all clients: that takes cores and memory from the rounds."""
 
+    reader: ImageReader | None  # None: the model reads text alone
+    max_length: int  # of a prompt, in tokens
+    hosts: frozenset[str] = frozenset()  # from which images may be fetched
+    one: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    held: HeldPictures = field(default_factory=HeldPictures)
+    fetching: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(MOST_FETCHING))
 
-def expanded(service: Service, prompt: list[int], pictures: Sequence[Picture]) -> list[int]:
-    """Return a prompt with the tokens of pictures in their places."""
-    reader = service.decoder.images
-    return prompt if reader is None or not pictures else reader.expand(prompt, pictures)
+    async def pictures(self, urls: Sequence[str]) -> list[Picture]:
+        """Read images, or refuse them as the images of messages."""
+        if not urls:
+            return []
+        if self.reader is None:
+            raise ApiError(
+                400, "the model reads text alone; leave images out of the content", "messages", "unsupported_content"
+            )
+        if len(urls) > MOST_IMAGES:
+            raise ApiError(400, f"there are {len(urls)} images, expected at most {MOST_IMAGES}; send less", "messages")
+        with in_terms_of(NAMES):
+            pictures: list[Picture] = []
+            for url in urls:
+                self._refuse_more()
+                content = await to_thread.run_sync(_content, url, self.hosts, limiter=self.fetching)
+                async with self.one:
+                    pictures.append(await run_in_threadpool(self.read, self.reader, content))
+                if more_tokens(pictures) > self.max_length:  # the others need not be read
+                    raise ApiError(
+                        400,
+                        f"the images have more tokens than the {self.max_length} that the model takes; send fewer or "
+                        "smaller ones",
+                        "messages",
+                        "context_length_exceeded",
+                    )
+            return pictures
 
+    def expanded(self, prompt: list[int], pictures: Sequence[Picture]) -> list[int]:
+        """Return a prompt with the tokens of pictures in their places."""
+        return prompt if self.reader is None or not pictures else self.reader.expand(prompt, pictures)
 
-def _refuse_more(service: Service) -> None:
-    if service.pictures.bytes > MOST_HELD_BYTES:
-        raise unavailable("the server holds as many images as it may; try again soon", "busy")
+    def read(self, reader: ImageReader, content: bytes) -> Picture:
+        """Read an image, one at a time, and count it before the next is read."""
+        self._refuse_more()
+        picture = reader.read(content)
+        self.held.add(picture)
+        _ = picture.digest  # computed here, and not while the event loop waits
+        return picture
 
-
-def _read(service: Service, reader: ImageReader, content: bytes) -> Picture:
-    """Read an image, one at a time, and count it before the next is read."""
-    _refuse_more(service)
-    picture = reader.read(content)
-    service.pictures.add(picture)
-    _ = picture.digest  # computed here, and not while the event loop waits
-    return picture
+    def _refuse_more(self) -> None:
+        if self.held.bytes > MOST_HELD_BYTES:
+            raise unavailable("the server holds as many images as it may; try again soon", "busy")
 
 
 def _content(url: str, hosts: frozenset[str]) -> bytes:

@@ -22,7 +22,7 @@ from .bodies import Generation, Sampling
 from .encoding import Longest
 from .errors import ApiError, in_terms_of
 from .formats import RequestedGrammar
-from .held_pictures import HeldPictures
+from .images import ImageLoader
 from .kept_answers import KeptAnswers
 from .marks import Marks, marks_of
 from .metrics import Metrics
@@ -41,7 +41,6 @@ Result = TypeVar("Result")
 LONG_TEXT = 2000  # characters that take longer to tokenise than a thread to start
 MOST_COUNTED = 2**18  # tokens of a text that need not fit the model, since it is only counted, shown, or cut
 MOST_COMPILING = 128  # grammars that wait in threads; those are not threads in which others are tokenised
-MOST_FETCHING = 8  # images, in threads of their own
 DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "rule": "rejection"}  # of requests, by names of SamplingParams
 
 
@@ -69,8 +68,6 @@ class Service:
     _one_huge: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     one_body: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     image_hosts: frozenset[str] = frozenset()  # from which images may be fetched
-    pictures: HeldPictures = field(default_factory=HeldPictures)
-    fetching: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(MOST_FETCHING))
     _compiling: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(MOST_COMPILING))
 
     @property
@@ -121,6 +118,10 @@ class Service:
     @cached_property
     def transcriber(self) -> Transcriber:
         return Transcriber(self.decoder)
+
+    @cached_property
+    def images(self) -> ImageLoader:
+        return ImageLoader(self.decoder.images, self.max_length, self.image_hosts, self._one_huge)
 
     @property
     def most_counted(self) -> int:

@@ -133,22 +133,44 @@ class ChatTemplate:
         most: int | None,
         pictures: "Sequence[Picture]",
     ) -> list[int]:
+        text, mark = self._written(messages, settings, ending, pictures)
+        if mark is None:
+            return encoded(self._tokenizer, text, False, most, "messages")
+        # The template's own special tokens get the mark, the users' lose it; then one tokenizer reads all of it.
+        text = self._any_special.sub(lambda found: mark + mark + found[0], text)
+        text = re.sub(f"{mark}{mark}|{mark}", lambda found: mark if len(found[0]) == 2 else "", text)
+        return self._encode_marked(text, mark, most)
+
+    def write(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        settings: Mapping[str, Any] | None = None,
+        ending: Ending = Ending.ANSWER,
+        pictures: "Sequence[Picture]" = (),
+    ) -> str:
+        """Return the text that `encode` reads."""
+        text, mark = self._written(messages, settings, ending, pictures)
+        return text if mark is None else text.replace(mark, "")
+
+    def _written(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        settings: Mapping[str, Any] | None,
+        ending: Ending,
+        pictures: "Sequence[Picture]",
+    ) -> tuple[str, str | None]:
+        """Return the text, and the mark that breaks special tokens which users spell out, if there are any."""
         given = [messages, settings or {}]
         written = str if self._images is None else partial(self._images.surrounded, pictures=pictures)
         if not any(self._any_special.search(text) for text in _texts(given)):
-            text = written(self.render(messages, settings, ending))
-            return encoded(self._tokenizer, text, False, most, "messages")
+            return written(self.render(messages, settings, ending)), None
         mark = _unused(_texts([*given, self.special]))
 
         def broken(found: re.Match[str]) -> str:  # it is none for the template, and its ends are as they were
             return found[0][0] + mark + found[0][1:]
 
         messages, settings = (_changed(one, self._any_special, broken) for one in given)
-        text = written(self.render(messages, settings, ending))
-        # The template's own special tokens get the mark, the users' lose it; then one tokenizer reads all of it.
-        text = self._any_special.sub(lambda found: mark + mark + found[0], text)
-        text = re.sub(f"{mark}{mark}|{mark}", lambda found: mark if len(found[0]) == 2 else "", text)
-        return self._encode_marked(text, mark, most)
+        return written(self.render(messages, settings, ending)), mark
 
     def _encode_marked(self, text: str, mark: str, most: int | None) -> list[int]:
         """Encode a text in which the special tokens, and nothing else, follow a mark."""

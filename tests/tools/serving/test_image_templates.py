@@ -122,3 +122,17 @@ def test_special_tokens_that_users_spell_stay_text_beside_images(name: str, spec
         spelled = [spoken.token_to_id(character) for character in text]
         plain = template.encode([said("user", FILES[0], "\n@", FILES[1], "@ x")])
         assert found == [token for one in plain for token in (spelled if one == stand_in else [one])]
+
+
+def test_the_text_that_is_shown_is_the_one_that_is_read(name: str, tmp_path: Path):
+    """With all that a processor writes around its images, and what a user spells out as it was."""
+    reader, spoken = reader_of(name, tmp_path), tokenizer()
+    pictures, template = [reader.read(content) for content in FILES], template_of(name, reader, spoken)
+    text = template.write(TALK, pictures=pictures)
+    assert text == reader.surrounded(template.render(TALK), pictures)
+    assert spoken.encode(text).ids == template.encode(TALK, pictures=pictures)
+    spelt = [said("user", FILES[0], f"\n{reader.placeholder}"), *TALK[1:]]
+    plain = [said("user", FILES[0], "\n@"), *TALK[1:]]
+    assert template.write(spelt, pictures=pictures[:2]) == template.write(plain, pictures=pictures[:2]).replace(
+        "@", reader.placeholder
+    )

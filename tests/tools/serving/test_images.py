@@ -12,6 +12,7 @@ import anthropic
 import pytest
 from trt_spec.runtime import Decoder, RequestError, SamplingParams
 from trt_spec.runtime.images.opening import MOST_BYTES, MOST_IMAGES
+from trt_spec.runtime.images.reader import ImageReader
 from trt_spec.tools.serving import fetching
 from trt_spec.tools.serving import images as serving_images
 from trt_spec.tools.serving.fetching import fetch
@@ -99,7 +100,11 @@ def test_chats_of_every_family_say_what_transformers_says(seeing_of: Callable[[s
     body = ASKED | {"messages": [{"role": "user", "content": content}], "return_token_ids": True, "ignore_eos": True}
     with serving(one, template=TEMPLATE.replace("<image>", place), names=["eyes"]) as served:
         [choice] = served.post(PATH, body).json()["choices"]
-    assert choice["token_ids"] == one.said(f"u:{place}\n\nwhat and {place};a:", images, 12)
+        shown = served.post("/apply-template", {"messages": body["messages"]}).json()["prompt"]
+    prompt = f"u:{place}\n\nwhat and {place};a:"
+    assert choice["token_ids"] == one.said(prompt, images, 12)
+    reader = ImageReader.open(one.bundle)
+    assert shown == reader.surrounded(prompt, [reader.read(each) for each in images])
 
 
 def test_a_conversation_keeps_the_images_of_its_turns(eyes: Served, alone: Decoder):
@@ -209,7 +214,7 @@ def test_pictures_count_until_nobody_holds_them(alone: Decoder):
 
 def test_images_are_refused_while_others_take_the_memory(eyes: Served, monkeypatch: pytest.MonkeyPatch):
     gc.collect()
-    assert eyes.service.pictures.bytes == 0, "those of requests that have ended count no more"
+    assert eyes.service.images.held.bytes == 0, "those of requests that have ended count no more"
     monkeypatch.setattr(serving_images, "MOST_HELD_BYTES", 0)
     answer = eyes.post(PATH, ASKED | {"messages": messages(data_url(FIRST), data_url(SECOND))})
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
@@ -344,7 +349,7 @@ def test_an_image_is_refused_if_others_have_taken_the_memory_while_it_waited(
     reader = eyes.service.decoder.images
     assert reader is not None
     monkeypatch.setattr(serving_images, "MOST_HELD_BYTES", 0)
-    first = serving_images._read(eyes.service, reader, FIRST)
+    first = eyes.service.images.read(reader, FIRST)
     with pytest.raises(Exception, match="the server holds as many images as it may"):
-        serving_images._read(eyes.service, reader, SECOND)
+        eyes.service.images.read(reader, SECOND)
     del first
