@@ -208,6 +208,7 @@ class Decoder(Shown):
         source: Any = None,
         adapter: str | Loaded | None = None,
         images: Sequence[bytes | Picture] = (),
+        said: int = 0,
     ) -> Request:
         """Validate a request and queue it; it starts in one of the next steps.
 
@@ -218,6 +219,7 @@ class Decoder(Shown):
         Requests that begin alike find what it leaves only if they have the same `cache_salt`. A `prediction` of
         the output, such as the text that it edits, makes it faster; drafter suffix, then the default, copies from it.
         Where the target sees, a prompt has a placeholder for each of its `images`: files of PNG, JPEG, WebP or GIF.
+        None is among its last tokens, as many as the model has `said` itself before the request moved.
         The target has the `adapter` of this name, if one is named, or one that is held; drafts have none.
         The stepping thread calls `on_progress` with the request after each of its rounds and when it ends; the
         callback must return quickly. To learn only of the end, use `Request.wait`.
@@ -235,6 +237,7 @@ class Decoder(Shown):
             source=source,
             adapter=self._adapters.named(adapter) if isinstance(adapter, str) else adapter,
             images=images,
+            said=said,
         )
         refuse_long(request, (self.target, *self.drafts), self.bundle.capacity)
         seating = self._scheduler.seating

@@ -40,9 +40,9 @@ class Sight:
     length: int  # of the prompt
 
     @classmethod
-    def of(cls, ids: Sequence[int], pictures: Sequence[Picture], image_token: int) -> "Sight":
-        """Find the entries of pictures in a prompt, each of which is an `image_token`."""
-        places = tuple(place for place, token in enumerate(ids) if token == image_token)
+    def of(cls, ids: Sequence[int], pictures: Sequence[Picture], image_token: int, said: int = 0) -> "Sight":
+        """Find the entries of pictures in a prompt, each of which is an `image_token`, before what the model `said`."""
+        places = tuple(place for place, token in enumerate(ids[: len(ids) - said]) if token == image_token)
         borders = [0]
         for picture in pictures:
             borders.append(borders[-1] + sum(token == image_token for token in picture.tokens))

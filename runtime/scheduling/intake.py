@@ -50,12 +50,13 @@ class Intake:
         source: Any,
         adapter: Loaded | None,
         images: Sequence[bytes | Picture] = (),
+        said: int = 0,
     ) -> Request:
         """Make a request that is valid for the bundle, with the defaults for what was left open."""
         if type(priority) is not int:
             raise RequestError(f"priority is {priority!r}, expected a whole number", "priority")
         read_from = self._source(source)
-        ids, sight = self._with_images(prompt, images)
+        ids, sight = self._with_images(prompt, images, said)
         if sight is None:
             ids = self._encode(prompt) if read_from is None else self._beginning(prompt)
         refuse_long(self._bundle, params.max_new_tokens, len(ids))
@@ -120,7 +121,9 @@ class Intake:
         own = self._bundle.tokenizer.start_ids
         return len(own) - 1 if ids == [*own] else 0
 
-    def _with_images(self, prompt: Prompt, images: Sequence[bytes | Picture]) -> tuple[list[int], Sight | None]:
+    def _with_images(
+        self, prompt: Prompt, images: Sequence[bytes | Picture], said: int
+    ) -> tuple[list[int], Sight | None]:
         """Return the tokens of a prompt with its images in their places, and where these are; nothing without any."""
         if not images:
             return [], None
@@ -130,8 +133,9 @@ class Intake:
         assert vision is not None
         pictures = [one if isinstance(one, Picture) else reader.read(one) for one in images]
         ids = self._encode(reader.surrounded(prompt, pictures) if isinstance(prompt, str) else prompt)
-        ids = reader.expand(ids, pictures)
-        return ids, Sight.of(ids, pictures, vision.contract.token)
+        own = len(ids) - said
+        ids = [*reader.expand(ids[:own], pictures), *ids[own:]]
+        return ids, Sight.of(ids, pictures, vision.contract.token, said)
 
     def _source(self, given: Any) -> Source | None:
         """Read the source of a text; it must be given if the models need it, and only then."""

@@ -1,5 +1,6 @@
 """Image files of any size and kind, made of noise and of a slope, so that each filter and each turn shows."""
 
+import base64
 import io
 from typing import Any
 
@@ -25,3 +26,7 @@ def image_file(
     exif[ORIENTATION] = turn
     picture(width, height, mode).save(file, kind, **({"exif": exif} if turn != UPRIGHT else {}), **saved)
     return file.getvalue()
+
+
+def data_url(content: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(content).decode()

@@ -18,11 +18,13 @@ from dynamo.llm.exceptions import EngineShutdown, InvalidArgument
 from ...engines import BLOCK_TOKENS, EngineEnded, RequestError
 from ...runtime import Decoder, Piece
 from ..serving.errors import ApiError
+from ..serving.images import ImageLoader
 from ..serving.stepper import Stepper
-from ..serving.tickets import RequestGroup
+from ..serving.tickets import RequestGroup, Submission
 from ..serving.tokens import Spelling
-from .events import Publishing
-from .requests import chunk_of, submission_of
+from .events import Hashes, Publishing
+from .images import hashes_of, placed, urls_of
+from .requests import chunk_of, submission_of, usage_of
 
 MOST_WAITING = 10_000  # Dynamo hands over no more at once
 LINGER_SECONDS = 5  # for a round to end
@@ -37,6 +39,7 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # it has no types here
     def __init__(self, decoder: Decoder, card: Path, arguments: argparse.Namespace) -> None:
         """Serve a decoder; `card` is a folder with what the frontend reads of a checkpoint."""
         self._decoder, self._arguments = decoder, arguments
+        self._images, self._hashes = ImageLoader.of(decoder, arguments.image_hosts), Hashes()
         self._spelling = Spelling(decoder.tokenizer, decoder.bundle.tokenizer_file)
         self.stepper = Stepper(decoder, MOST_WAITING, on_end=lambda ticket: None)
         self._under_way: dict[RequestGroup, Any] = {}  # with the context of each
@@ -72,12 +75,15 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # it has no types here
             yield {"token_ids": [], "index": 0, "finish_reason": "length"}
             return
         try:
-            wanted = submission_of(request, context.id(), self._arguments.rule, self._decoder.bundle.max_length)
+            wanted = await self._wanted(request, context.id())
+            if context.is_stopped() or context.is_killed():  # while its images were read
+                yield {"token_ids": [], "index": 0, "finish_reason": "cancelled"}
+                return
             group = self.stepper.submit([wanted], every_round=True)
         except RequestError as error:
             raise InvalidArgument(str(error)) from error
-        except ApiError as error:  # it drains, or its decoder has died
-            raise EngineShutdown(str(error)) from error
+        except ApiError as error:  # else it drains, holds too many images, or its decoder has died
+            raise (InvalidArgument if error.status < 500 else EngineShutdown)(str(error)) from error
         self._under_way[group] = context
         self._idle.clear()
         [ours] = group.requests
@@ -99,12 +105,27 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # it has no types here
                 raise EngineShutdown(DEAD) from error
             if self._ends and ours.finish_reason == "cancelled":
                 raise EngineShutdown("this worker ends; another one goes on")
-            yield chunk_of([*pieces, *ours.take()], self._spelling) | {"finish_reason": ours.finish_reason}
+            usage = {"completion_usage": usage_of(ours.output().usage, wanted.said)} if wanted.pictures else {}
+            last = chunk_of([*pieces, *ours.take()], self._spelling)
+            yield last | usage | {"finish_reason": ours.finish_reason}
         finally:
             del self._under_way[group]
             group.cancel()
             if not self._under_way:
                 self._idle.set()
+
+    async def _wanted(self, request: dict[str, Any], request_id: str) -> Submission:
+        """Turn a request into ours. Its images are read once nothing else is refused."""
+        urls, decoder = urls_of(request), self._decoder
+        asked = request_id, self._arguments.rule, decoder.bundle.max_length
+        wanted = submission_of(request, *asked)
+        if not urls:
+            return wanted
+        pictures = await self._images.pictures(urls)
+        self._hashes.note([picture.digest for picture in pictures], hashes_of(request))
+        assert decoder.images is not None, "else there were no pictures"
+        ids, said = await asyncio.to_thread(placed, request, pictures, decoder.images, decoder.tokenizer)
+        return submission_of({**request, "token_ids": ids}, *asked, pictures)._replace(said=said)
 
     async def abort(self, context: Any) -> None:
         for group, own in self._under_way.items():
@@ -119,7 +140,7 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # it has no types here
         return [PushSource(on_ready=self._publish)]
 
     def _publish(self, publisher: Any) -> None:
-        self._decoder.prefixes.watcher = Publishing(publisher)
+        self._decoder.prefixes.watcher = Publishing(publisher, self._hashes)
 
     async def cleanup(self) -> None:
         """Finish what is under way, and leave what takes too long to other workers."""

@@ -6,19 +6,41 @@ from typing import Any
 from ...runtime.memory.prefixes import Block
 
 FIRST = 1_000_000  # of the numbers that Dynamo gives to images, in place of their tokens
-BITS = 2**30 - 1  # of a digest, that such a number has
+BITS = 2**30 - 1  # of a hash, that such a number has
+MOST_NUMBERS = 10_000  # that are remembered
+
+
+class Hashes:
+    """The router's hashes of images, by our digests: those that came last."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, int] = {}
+
+    def note(self, digests: Sequence[str], hashes: Sequence[int]) -> None:
+        """Remember what a request says of its images, if it says it of each."""
+        if len(digests) != len(hashes):
+            return
+        for digest, one in zip(digests, hashes, strict=True):
+            self._known.pop(digest.encode(), None)
+            self._known[digest.encode()] = one
+        while len(self._known) > MOST_NUMBERS:
+            del self._known[next(iter(self._known))]
+
+    def of(self, digest: bytes) -> int:
+        """Return an image's hash, which is made of our digest where the router has none."""
+        return self._known.get(digest, int(digest[:16], 16))
 
 
 class Publishing:
     """Tells of each block its tokens, of which the router makes its own hashes."""
 
-    def __init__(self, publisher: Any) -> None:
-        self._publisher = publisher
+    def __init__(self, publisher: Any, hashes: Hashes) -> None:
+        self._publisher, self._hashes = publisher, hashes
 
     def kept(self, blocks: Sequence[Block]) -> None:
         for block in blocks:
             self._publisher.publish_stored(
-                token_ids=tokens_of(block),
+                token_ids=tokens_of(block, self._hashes),
                 num_block_tokens=[len(block.tokens)],
                 block_hashes=[_short(block.key)],
                 parent_hash=None if block.parent is None else _short(block.parent),
@@ -29,15 +51,11 @@ class Publishing:
         self._publisher.publish_removed([_short(key) for key in keys])
 
 
-def tokens_of(block: Block) -> list[int]:
-    """Return the tokens of a block, those of an image as numbers of what it shows, so that no router mixes images up.
-
-    The number is made of a digest as Dynamo's workers of vLLM make it of theirs. The digest is our own, so a router
-    that hashes images itself does not find such a prefix.
-    """
+def tokens_of(block: Block, hashes: Hashes) -> list[int]:
+    """Return the tokens of a block, those of an image as Dynamo's number of it, so that no router mixes images up."""
     found = list(block.tokens)
     for place, digest in block.marks.items():
-        found[place] = FIRST + (int(digest[:16], 16) & BITS)
+        found[place] = FIRST + (hashes.of(digest) & BITS)
     return found
 
 

@@ -12,9 +12,11 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ...engines import Bundle, RequestError
-from ...runtime import Piece, SamplingParams
+from ...runtime import Piece, SamplingParams, Usage
+from ...runtime.images.picture import Picture, more_tokens
 from ..serving.tickets import Submission
 from ..serving.tokens import Spelling
+from .images import counted_by_router
 
 DEFAULT_TEMPERATURE = 1.0
 
@@ -37,13 +39,15 @@ REFUSED: dict[str, tuple[object, str]] = {  # what asks for nothing, and why any
     "max_thinking_tokens": (None, "thinking is not separated from answering"),
     "prompt_logprobs": (None, "only trt-spec serve has log-probs of prompts"),
     "prompt_embeds": (None, "the model reads tokens"),
-    "multi_modal_data": (None, "the model reads tokens"),
+    "mm_processor_kwargs": ({}, "images are read as the bundle says"),
     "prefill_result": (None, "one worker reads the prompt and writes the answer"),
-    "encoder_result": (None, "the model reads tokens"),
+    "encoder_result": (None, "one worker reads the images and writes the answer"),
 }
 
 
-def submission_of(request: Mapping[str, Any], request_id: str, rule: str, max_length: int) -> Submission:
+def submission_of(
+    request: Mapping[str, Any], request_id: str, rule: str, max_length: int, pictures: Sequence[Picture] = ()
+) -> Submission:
     """Turn a request into ours; the same request on another worker has the same seed."""
     prompt = list(request["token_ids"])
     fields: dict[str, Any] = {"temperature": DEFAULT_TEMPERATURE, "rule": rule, "seed": seed_of(request_id)}
@@ -59,11 +63,11 @@ def submission_of(request: Mapping[str, Any], request_id: str, rule: str, max_le
                 _refuse(name, value)
     stops = request.get("stop_conditions") or {}
     fields["stop_token_ids"] = sorted({token for name in STOP_IDS for token in stops.get(name) or ()})
-    fields["max_new_tokens"] = fields.pop("max_tokens", max_length - len(prompt))
+    fields["max_new_tokens"] = fields.pop("max_tokens", max_length - len(prompt) - more_tokens(pictures))
     fields["seed"] %= 2**64
     fields["top_k"] = max(fields.get("top_k", 0), 0)  # other servers say -1 for off
     salt = (request.get("routing") or {}).get("cache_salt") or ""
-    return Submission(prompt, SamplingParams(**fields), cache_salt=salt)
+    return Submission(prompt, SamplingParams(**fields), cache_salt=salt, pictures=pictures)
 
 
 def _refuse(name: str, value: object) -> None:
@@ -89,6 +93,17 @@ def chunk_of(pieces: Sequence[Piece], spelling: Spelling) -> dict[str, Any]:
     return chunk
 
 
+def usage_of(usage: Usage, said: int) -> dict[str, Any]:
+    """Count the tokens of a request with images, of which the frontend counts placeholders; some it had said before."""
+    prompt, completion = usage.prompt_tokens - said, usage.completion_tokens + said
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
 def _ranked(rank: int, token: int, logprob: float, spelling: Spelling) -> dict[str, Any]:
     text, spelt = spelling.to_text(token), list(spelling.to_bytes(token))
     return {"rank": rank, "token_id": token, "token": text, "logprob": logprob, "bytes": spelt}
@@ -101,6 +116,7 @@ def card_of(bundle: Bundle, tokenizer: Tokenizer, rule: str) -> dict[str, str]:
     """
     own = bundle.tokenizer
     begin, ends = own.bos_token_id, list(own.eos_token_ids)
+    _, seen, images = counted_by_router(bundle)
     config = {
         "architectures": [bundle.target.architecture],
         "model_type": bundle.target.architecture,
@@ -109,7 +125,7 @@ def card_of(bundle: Bundle, tokenizer: Tokenizer, rule: str) -> dict[str, str]:
         "bos_token_id": begin,
         "eos_token_id": ends,
         "trt_spec": {"bundle": hashlib.sha256(bundle.manifest().encode()).hexdigest(), "rule": rule},
-    }
+    } | seen
     spelling = {
         "model_max_length": bundle.max_length,
         "bos_token": None if begin is None else tokenizer.id_to_token(begin),
@@ -120,5 +136,6 @@ def card_of(bundle: Bundle, tokenizer: Tokenizer, rule: str) -> dict[str, str]:
         "config.json": json.dumps(config),
         "generation_config.json": json.dumps({"bos_token_id": begin, "eos_token_id": ends}),
         "tokenizer_config.json": json.dumps(spelling),
+        **({"preprocessor_config.json": json.dumps(images)} if images else {}),
         "tokenizer.json": bundle.tokenizer_file.read_text(encoding="utf-8"),
     }

@@ -21,13 +21,14 @@ from ...engines import EngineError
 from ...runtime.acceptance.parameter_fields import RULES
 from ..extras import install_command
 from ..flags.engine import add_engine_flags, open_decoder
+from ..flags.images import add_image_hosts_flag
 from ..flags.limits import add_limit_flags, seconds
 from ..program import Parser, exit_code
 from ..serving.stepper import BROKEN
+from .images import counted_by_router
 from .requests import card_of
 
 PROGRAM = "trt_spec.tools.dynamo.worker"
-CARD = Path("card")  # relative, because Dynamo lets no worker in whose path is another
 
 
 def parser() -> Parser:
@@ -37,6 +38,7 @@ def parser() -> Parser:
     flags.add_argument(
         "--rule", choices=RULES, default=RULES[0], help=f"how proposals are accepted (default {RULES[0]})"
     )
+    add_image_hosts_flag(flags)
     add_limit_flags(flags)
     flags.add_argument(
         "--drain-seconds",
@@ -79,19 +81,22 @@ def _run(argv: Sequence[str] | None) -> int:
         ) from error
     arguments.bundle = arguments.bundle.resolve()
     limits = (arguments.max_batch, arguments.cache_memory, arguments.prefix_memory or None)
-    with open_decoder(arguments, *limits) as decoder, tempfile.TemporaryDirectory() as folder, chdir(folder):
-        CARD.mkdir()
-        for name, text in card_of(decoder.bundle, decoder.tokenizer, arguments.rule).items():
-            (CARD / name).write_text(text, encoding="utf-8")
+    with open_decoder(arguments, *limits) as decoder:
+        with tempfile.TemporaryDirectory() as folder, chdir(folder):
+            name, *_ = counted_by_router(decoder.bundle)
+            card = Path(name)  # relative, because Dynamo lets no worker in whose path is another
+            card.mkdir()
+            for file, text in card_of(decoder.bundle, decoder.tokenizer, arguments.rule).items():
+                (card / file).write_text(text, encoding="utf-8")
 
-        engine = DynamoEngine(decoder, CARD, arguments)
+            engine = DynamoEngine(decoder, card, arguments)
 
-        async def made(_: object) -> tuple[Any, Any]:
-            return engine, engine.worker_config()
+            async def made(_: object) -> tuple[Any, Any]:
+                return engine, engine.worker_config()
 
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Dynamo drains, and would call our handler as well
-        run(DynamoEngine, engine_factory=made)
-        engine.stepper.leave_if_stuck()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Dynamo drains, and would call our handler as well
+            run(DynamoEngine, engine_factory=made)
+        engine.stepper.leave_if_stuck()  # the folder is gone by now
         return 0 if engine.stepper.error is None else BROKEN
 
 

@@ -1,4 +1,4 @@
-"""The flag that names images, the files that it names, and messages that hold them."""
+"""The flags that name images and hosts of them, the files that it names, and messages that hold them."""
 
 import argparse
 from pathlib import Path
@@ -17,6 +17,24 @@ def add_image_flag(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="an image (PNG, JPEG, WebP or GIF) for each placeholder in the prompt, or for --chat; may be repeated",
     )
+
+
+def add_image_hosts_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--image-hosts",
+        metavar="HOST",
+        action="append",
+        type=not_blank,
+        default=[],
+        help="let clients name images at this HOST or HOST:PORT; may be repeated (default: they send data URLs)",
+    )
+
+
+def not_blank(text: str) -> str:
+    """Refuse what a variable that is not set comes to."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty; give a value, or leave it out")
+    return text
 
 
 def read_image(path: Path) -> bytes:

@@ -8,6 +8,7 @@ from .adapters import named_adapter
 from .controller import add_controller_flags
 from .engine import add_engine_flags
 from .groups import LIMITS, SAMPLING, SPECULATION, group
+from .images import add_image_hosts_flag, not_blank
 from .limits import add_limit_flags, seconds
 from .revision import add_revision_flag
 from .sampling import add_number, positive
@@ -36,7 +37,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
         "--served-model-name",
         metavar="NAME",
         action="append",
-        type=_name,
+        type=not_blank,
         default=[],
         help="what clients call it; may be repeated (default: the target's name)",
     )
@@ -57,14 +58,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chat-template", metavar="F", type=Path, help="a jinja file to use instead of the bundle's chat template"
     )
-    parser.add_argument(
-        "--image-hosts",
-        metavar="HOST",
-        action="append",
-        type=_name,
-        default=[],
-        help="let clients name images at this HOST or HOST:PORT; may be repeated (default: they send data URLs)",
-    )
+    add_image_hosts_flag(parser)
     parser.add_argument(
         "--reasoning-parser",
         metavar="NAME",
@@ -110,7 +104,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
         "--allow-origin",
         metavar="ORIGIN",
         action="append",
-        type=_name,
+        type=not_blank,
         default=[],
         help="let pages of this origin, such as https://example.com, ask from a browser; may be repeated; '*': all",
     )
@@ -153,12 +147,6 @@ def _no_empty(text: str) -> str:
     """Refuse to be protected by nothing, which a variable that is not set comes to."""
     if not text.strip():
         raise argparse.ArgumentTypeError("it is empty, so that nothing would be protected; give a value")
-    return text
-
-
-def _name(text: str) -> str:
-    if not text.strip():
-        raise argparse.ArgumentTypeError("it is empty; give a value, or leave it out")
     return text
 
 

@@ -49,7 +49,7 @@ def _allowed(url: str, hosts: Collection[str]) -> SplitResult:
     named = host if port in (None, PORTS[place.scheme]) else f"{host}:{port}"
     if named not in hosts:
         raise RequestError(
-            f"images from {named} are not fetched here; send the image as a data URL, or start the server with "
+            f"images from {named} are not fetched here; send the image as a data URL, or name the host by "
             f"--image-hosts {named}",
             "images",
         )

@@ -5,11 +5,13 @@ import binascii
 from base64 import b64decode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 from anyio import CapacityLimiter, to_thread
 from starlette.concurrency import run_in_threadpool
 
 from ...engines import RequestError
+from ...runtime import Decoder
 from ...runtime.images.opening import MOST_BYTES, MOST_IMAGES
 from ...runtime.images.picture import Picture, more_tokens
 from ...runtime.images.reader import ImageReader
@@ -35,16 +37,24 @@ def images_in(messages: Iterable[Message]) -> list[str]:
     ]
 
 
-@dataclass
+@dataclass(frozen=True)
 class ImageLoader:
     """Makes pictures of what URLs name, one at a time for all clients: that takes cores and memory from the rounds."""
 
     reader: ImageReader | None  # None: the model reads text alone
     max_length: int  # of a prompt, in tokens
     hosts: frozenset[str] = frozenset()  # from which images may be fetched
-    one: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    one: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))  # picture, or huge text, at a time
     held: HeldPictures = field(default_factory=HeldPictures)
     fetching: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(MOST_FETCHING))
+
+    @classmethod
+    def of(cls, decoder: Decoder, hosts: Iterable[str]) -> Self:
+        """Load images for a decoder, from these hosts, too, if it sees."""
+        named = frozenset(map(str.lower, hosts))
+        if named and decoder.images is None:
+            raise RequestError("--image-hosts names hosts of images, but the model reads text alone; leave it out")
+        return cls(decoder.images, decoder.bundle.max_length, named)
 
     async def pictures(self, urls: Sequence[str]) -> list[Picture]:
         """Read images, or refuse them as the images of messages."""

@@ -54,6 +54,7 @@ class Service:
     names: Sequence[str]
     metrics: Metrics
     longest: Longest
+    images: ImageLoader
     reasoning: Marks | None = None  # around what the model reasons, if that is separated from its answer
     draft_length: DraftLength | None = None  # of requests that ask for none
     drafter: str | None = None
@@ -65,9 +66,7 @@ class Service:
     keep_alive_seconds: float = 10.0
     created: int = field(default_factory=lambda: int(time.time()))
     _one_long: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
-    _one_huge: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     one_body: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
-    image_hosts: frozenset[str] = frozenset()  # from which images may be fetched
     _compiling: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(MOST_COMPILING))
 
     @property
@@ -119,10 +118,6 @@ class Service:
     def transcriber(self) -> Transcriber:
         return Transcriber(self.decoder)
 
-    @cached_property
-    def images(self) -> ImageLoader:
-        return ImageLoader(self.decoder.images, self.max_length, self.image_hosts, self._one_huge)
-
     @property
     def most_counted(self) -> int:
         return max(MOST_COUNTED, self.max_length)
@@ -160,7 +155,7 @@ class Service:
         """Read a text in a thread; long ones one after another, so that the rounds keep their cores."""
         if characters < LONG_TEXT:
             return await run_in_threadpool(work)
-        async with self._one_long if characters < HUGE_TEXT else self._one_huge:
+        async with self._one_long if characters < HUGE_TEXT else self.images.one:
             return await run_in_threadpool(work)
 
     async def submissions(
@@ -250,9 +245,7 @@ def open_service(
     image_hosts: Iterable[str] = (),
 ) -> Service:
     """Serve an open decoder; `chat_template` takes the place of the bundle's own."""
-    bundle, hosts = decoder.bundle, frozenset(map(str.lower, image_hosts))
-    if hosts and decoder.images is None:
-        raise RequestError("--image-hosts names hosts of images, but the model reads text alone; leave it out")
+    bundle, images = decoder.bundle, ImageLoader.of(decoder, image_hosts)
     left_open = {**DEFAULTS, **defaults}
     decoder.require_drafting(draft_length, drafter, SamplingParams(**left_open))
     names = names or [bundle.target.name]
@@ -273,8 +266,7 @@ def open_service(
     longest = Longest(decoder.tokenizer, bundle.tokenizer_file)
     marks = None if reasoning_parser is None else marks_of(reasoning_parser, template.special if template else ())
     own = draft_length, drafter, left_open, kept, traces, adapter_root, frozenset(adapter for adapter, _ in adapters)
-    service = Service(stepper, spelling, template, names, metrics, longest, marks, *own)
-    service.image_hosts = hosts
+    service = Service(stepper, spelling, template, names, metrics, longest, images, marks, *own)
     for adapter, folder in adapters:
         if adapter in names:
             raise RequestError(f"{adapter!r} is the name of the model itself; give the adapter another")

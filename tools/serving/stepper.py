@@ -146,6 +146,7 @@ class Stepper:
                     source=one.source,
                     adapter=one.adapter,
                     images=one.pictures,
+                    said=one.said,
                     on_progress=self._noting(ticket, every_round),
                 )
                 tickets.append(ticket)

@@ -30,6 +30,7 @@ class Submission(NamedTuple):
     caller: str = ""  # whose allowance it counts for
     adapter: str | Loaded | None = None  # by its name, or one that is held
     pictures: Sequence[Picture] = ()
+    said: int = 0  # tokens at the prompt's end that the model has written itself
 
 
 class Ticket:

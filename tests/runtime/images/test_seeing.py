@@ -1,6 +1,7 @@
 """What is said of images is what transformers says of them, whatever proposes, and whoever else is in the batch."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -251,3 +252,20 @@ def test_images_are_refused_in_a_sentence_where_they_cannot_be_seen(llava: Seein
         decoder.submit("x", images=[image(9, 9)])
     with pytest.raises(EngineError, match=r"engine openvino takes no state of the kind 'image', .* use engine onnx"):
         Decoder.open(llava.bundle, "openvino")
+
+
+def test_what_the_model_has_said_itself_holds_no_images(llava: Seeing):
+    """A text that moves goes on, even if a placeholder is among its tokens."""
+    prompt, files = f"what is {llava.placeholder} this?", [image(121, 85)]
+    tokens = [llava.image_token, 65, 66]
+    params = SamplingParams(16, temperature=1.0, seed=3, rule="coupled", allowed_token_ids=tokens, ignore_eos=True)
+    with Decoder.open(llava.bundle, prefix_bytes=ALL_KEPT) as decoder:
+        whole = decoder.generate(prompt, params, images=[files])[0].token_ids
+        assert llava.image_token in whole[:8]
+        ids = decoder.tokenizer.encode(prompt).ids
+        moved = decoder.submit([*ids, *whole[:8]], replace(params, max_new_tokens=8), images=files, said=8)
+        while not moved.finished:
+            decoder.step()
+        assert moved.output().token_ids == whole[8:]
+        with pytest.raises(RequestError, match="places for 1 images"):
+            decoder.submit([*ids, *whole[:8]], params, images=files)

@@ -6,13 +6,11 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
@@ -25,10 +23,11 @@ from trt_spec.engines import BLOCK_TOKENS
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.prefixes import Block
 from trt_spec.runtime.memory.snapshots import EVERY
-from trt_spec.tools.dynamo.events import tokens_of
+from trt_spec.tools.dynamo.events import Hashes, tokens_of
 from trt_spec.tools.dynamo.requests import seed_of
-from trt_spec.tools.dynamo.worker import parser
-from trt_spec.tools.serving.stepper import BROKEN
+from trt_spec.tools.dynamo.worker import main
+from trt_spec.tools.serving import stepper
+from trt_spec.tools.serving.stepper import BROKEN, Stepper
 from trt_spec.tools.serving.tickets import RequestGroup
 
 from ...kit.bundles import Pair
@@ -37,103 +36,9 @@ from ...kit.prompts import random_prompts
 from ...kit.shards import in_shards, shards_of
 from ...runtime.scripted import encoded, says, scripted_decoder
 from ..serving.manifests import commands_of
-
-ROOT = Path(__file__).parents[3]
-MODEL = "pycode-14m"
+from .cluster import MODEL, Cluster, body_of, worker_of
 
 pytestmark = pytest.mark.replicas
-
-
-@pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Dynamo beside the environment of the tests, whose versions of pydantic and certifi it does not allow."""
-    home = tmp_path_factory.mktemp("dynamo")
-    wanted = ["-r", ROOT / ".ci/dynamo.txt", "--no-deps", "--target", home]
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", *map(str, wanted)], check=True)
-    return home
-
-
-class Cluster:
-    """A frontend and its workers, as processes."""
-
-    def __init__(self, home: Path, packages: Path, bundle: Path) -> None:
-        here = ("DYN_TCP_RPC_HOST", "DYN_EVENT_PLANE_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_SYSTEM_HOST")
-        self.environment = os.environ | dict.fromkeys(here, "127.0.0.1")
-        self.environment |= {
-            "PYTHONPATH": f"{packages}:{ROOT / '.package'}",
-            "DYN_FILE_KV": str(home / "found"),
-            "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "1",
-            "DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT": "400",
-        }
-        self._home, self._bundle = home, bundle
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self.url, self.port = f"http://127.0.0.1:{free_port()}", free_port()
-
-    def start(self, name: str, module: str, *flags: object, **environment: str) -> None:
-        with (self._home / f"{name}.log").open("wb") as log:
-            command = [sys.executable, "-m", module, "--discovery-backend", "file", *map(str, flags)]
-            process = subprocess.Popen(command, stdout=log, stderr=log, env=self.environment | environment)
-        self.processes.append(process)
-
-    def start_worker(self, name: str, *flags: object, **environment: str) -> subprocess.Popen[bytes]:
-        flags = ("--bundle", self._bundle, "--max-batch", 16, *flags)
-        self.start(name, "trt_spec.tools.dynamo.worker", *flags, **environment)
-        return self.processes[-1]
-
-    def start_frontend(self) -> None:
-        where = ("--http-host", "127.0.0.1", "--http-port", self.url.rpartition(":")[2])
-        self.start("frontend", "dynamo.frontend", *where, "--router-mode", "kv", "--migration-limit", 3)
-
-    def kill(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.wait()
-
-    def log(self, name: str) -> str:
-        return (self._home / f"{name}.log").read_text(errors="replace")
-
-    def wait_for_workers(self, count: int) -> None:
-        """Wait until the frontend has sent a request to each of so many."""
-        self.until(lambda: len(self.workers()) == count)
-
-    def workers(self) -> set[int]:
-        try:
-            answers = [self.ask("abc", max_tokens=1, nvext={"extra_fields": ["worker_id"]}) for _ in range(4)]
-        except httpx.HTTPError:
-            return set()
-        return {worker_of(answer) for answer in answers}
-
-    def ask(self, prompt: object, **fields: object) -> dict[str, Any]:
-        answer = httpx.post(f"{self.url}/v1/completions", json=body_of(prompt, fields), timeout=60)
-        answer.raise_for_status()
-        found: dict[str, Any] = answer.json()
-        return found
-
-    def until(self, holds: Any) -> None:
-        deadline = time.monotonic() + 120
-        while not holds():
-            logs = "\n".join(f"== {file.name}\n{file.read_text(errors='replace')}" for file in self._home.glob("*.log"))
-            assert time.monotonic() < deadline, logs
-            time.sleep(0.2)
-
-    def metric(self, name: str) -> float:
-        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith(f"dynamo_frontend_{name}{{"))
-
-
-def free_port() -> int:
-    """Return a port below 32768: Dynamo reads that of a worker as a number of 16 bits with a sign."""
-    while True:
-        with suppress(OSError), socket.create_server(("127.0.0.1", random.randrange(20_000, 2**15))) as listener:
-            return int(listener.getsockname()[1])
-
-
-def body_of(prompt: object, fields: dict[str, object]) -> dict[str, object]:
-    return {"model": MODEL, "prompt": prompt, "temperature": 0, **fields}
-
-
-def worker_of(answer: dict[str, Any]) -> int:
-    return int(answer["nvext"]["worker_id"]["decode_worker_id"])
 
 
 @pytest.fixture
@@ -353,19 +258,6 @@ def test_the_frontend_has_the_flags_that_the_manifests_give_it(cluster: Cluster)
     assert [flag for flag in given if f"{flag} " not in known] == []
 
 
-@pytest.fixture
-def made(packages: Path, monkeypatch: pytest.MonkeyPatch):
-    """`made(decoder, …)` makes the engine that Dynamo runs, in this process, and a context of Dynamo's own."""
-    monkeypatch.syspath_prepend(str(packages))
-    from dynamo._core import Context
-    from trt_spec.tools.dynamo.engine import DynamoEngine
-
-    def make(decoder: Decoder, *flags: str):
-        return DynamoEngine(decoder, Path("card"), parser().parse_args(["--bundle", "b", *flags])), Context
-
-    return make
-
-
 @pytest.mark.parametrize("stop", [True, False])
 def test_a_client_that_leaves_frees_its_row(llama: Pair, made, stop: bool):
     """Whether Dynamo aborts the request or just reads no more."""
@@ -448,8 +340,11 @@ def test_images_are_told_of_as_the_router_knows_them(packages: Path):
         for digest, offset in zip(digests, (3, 20), strict=True)
     ]
     known = theirs.build_mm_routing_info_from_features(seen, tokens)
-    marks = {offset + one: digest.encode() for digest, offset in zip(digests, (3, 20), strict=True) for one in range(9)}
-    assert tokens_of(Block(b"", None, tuple(tokens), "", marks)) == known["routing_token_ids"]
+    ours = ["01" * 32, "02" * 32]
+    marks = {offset + one: digest.encode() for digest, offset in zip(ours, (3, 20), strict=True) for one in range(9)}
+    hashes = Hashes()
+    hashes.note(ours, [int(digest[:16], 16) for digest in digests])
+    assert tokens_of(Block(b"", None, tuple(tokens), "", marks), hashes) == known["routing_token_ids"]
 
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
@@ -489,3 +384,34 @@ def test_what_is_sent_ends_in_no_half_of_a_stop_string_or_letter(
     sent = [text.decode(errors="replace") for text in accumulate(said[:-1])]
     torn = [text for text in sent if text.endswith(("\ufffd", "S", "ST", "STO"))]
     assert len(torn) == (0 if rule == "coupled" else 4)
+
+
+def test_a_worker_that_ends_without_its_stuck_thread_leaves_no_folder(
+    packages: Path, llama: Pair, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.syspath_prepend(str(packages))
+    from dynamo.common.backend import run as dynamo_run
+
+    folders: list[Path] = []
+    handler = signal.getsignal(signal.SIGTERM)
+
+    def run(*_: object, **__: object) -> None:
+        folders.append(Path.cwd())
+        assert [folder.name for folder in folders[0].iterdir()] == ["card"]
+
+    def leave(code: int) -> None:
+        assert code == BROKEN
+        folders.append(Path.cwd())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dynamo_run, "run", run)
+    monkeypatch.setattr(Stepper, "alive", property(lambda _: True))
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(stepper.logging, "shutdown", lambda: None)
+    try:
+        main(["--bundle", str(llama.bundle)])
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    temporary, last = folders
+    assert not temporary.exists()
+    assert last != temporary

@@ -94,8 +94,11 @@ def test_what_is_not_supported_is_refused_by_name(group: str, name: str, value: 
 
 
 def test_what_is_no_token_is_refused():
-    with pytest.raises(RequestError, match="multi_modal_data is refused: the model reads tokens; leave it out"):
-        wanted(multi_modal_data={"image_url": []})
+    with pytest.raises(RequestError, match="prompt_embeds is refused: the model reads tokens; leave it out"):
+        wanted(prompt_embeds="AAAA")
+    with pytest.raises(RequestError, match="mm_processor_kwargs is refused: images are read as the bundle says"):
+        wanted(mm_processor_kwargs={"a": 1})
+    assert wanted(mm_processor_kwargs={}) == wanted()
 
 
 def test_a_request_that_moves_keeps_its_seed_and_no_two_requests_share_one():

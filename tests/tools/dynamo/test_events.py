@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import pytest
 from trt_spec.engines import BLOCK_TOKENS
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.prefixes import Block
-from trt_spec.tools.dynamo.events import Publishing, tokens_of
+from trt_spec.tools.dynamo import events
+from trt_spec.tools.dynamo.events import Hashes, Publishing, tokens_of
 
 from ...kit.seeing_models import IMAGE_TOKEN, Seeing, image, tokenizer
 
@@ -37,7 +39,7 @@ def test_prompts_with_the_same_tokens_and_other_images_are_told_apart(llava: See
     router, params = Router(), SamplingParams(max_new_tokens=2)
     told, cached = [], []
     with Decoder.open(llava.bundle, prefix_bytes=1 << 24) as decoder:
-        decoder.prefixes.watcher = Publishing(router)
+        decoder.prefixes.watcher = Publishing(router, Hashes())
         for images in ([one, one], [one, other], [other, one], [one, one]):
             before = router.chains()
             output = decoder.generate(prompt, params, images=[images])[0]
@@ -53,8 +55,22 @@ def test_prompts_with_the_same_tokens_and_other_images_are_told_apart(llava: See
 
 
 def test_the_number_of_an_image_is_dynamos_own():
-    """1,000,000 and the low 30 bits of the first 64 of its digest."""
-    digest = b"0123456789abcdef" + b"f" * 48
-    assert tokens_of(Block(b"", None, (5, 6, 7), "", {1: digest})) == [5, 1_000_000 + 0x9ABCDEF, 7]
+    """1,000,000 and the low 30 bits of the hash that it sent, else of the first 64 of our digest."""
+    digest, hashes = b"0123456789abcdef" + b"f" * 48, Hashes()
+    block = Block(b"", None, (5, 6, 7), "", {1: digest})
+    assert tokens_of(block, hashes) == [5, 1_000_000 + 0x9ABCDEF, 7]
+    hashes.note([digest.decode()], [2**40 + 3, 4])
+    assert tokens_of(block, hashes) == [5, 1_000_000 + 0x9ABCDEF, 7], "which of both it is was not said"
+    hashes.note([digest.decode()], [2**40 + 3])
+    assert tokens_of(block, hashes) == [5, 1_000_003, 7]
     digest = b"00000000ffffffff" + b"0" * 48
-    assert tokens_of(Block(b"", None, (5,), "", {0: digest})) == [1_000_000 + 2**30 - 1]
+    assert tokens_of(Block(b"", None, (5,), "", {0: digest}), hashes) == [1_000_000 + 2**30 - 1]
+
+
+def test_hashes_that_came_last_are_remembered(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(events, "MOST_NUMBERS", 2)
+    hashes = Hashes()
+    hashes.note(["1a", "1b"], [100, 200])
+    hashes.note(["1a"], [300])
+    hashes.note(["1c"], [400])
+    assert [hashes.of(name) for name in (b"1a", b"1b", b"1c")] == [300, 0x1B, 400]

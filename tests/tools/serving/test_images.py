@@ -19,7 +19,7 @@ from trt_spec.tools.serving.fetching import fetch
 from trt_spec.tools.serving.held_pictures import HeldPictures
 
 from ...kit.bundles import Pair
-from ...kit.images import image_file
+from ...kit.images import data_url, image_file
 from ...kit.seeing_models import Seeing
 from .conftest import Served, serving
 
@@ -47,10 +47,6 @@ def eyes(llava: Seeing) -> Iterator[Served]:
 def alone(llava: Seeing) -> Iterator[Decoder]:
     with Decoder.open(llava.bundle, max_batch=1) as decoder:
         yield decoder
-
-
-def data_url(content: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(content).decode()
 
 
 def seen(url: str) -> dict[str, Any]:
