@@ -1,11 +1,15 @@
 """Bundles whose targets are in shards."""
 
 import shutil
+import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from trt_spec.engines import Bundle
+from trt_spec.engines.torch.parallel.commands import Line
+from trt_spec.engines.torch.parallel.meeting import Gathering
 from trt_spec.export.parallel.split import Report
 from trt_spec.export.pipeline.splitting import split_with_adapters
 from trt_spec.runtime import Decoder
@@ -46,3 +50,11 @@ def shards_of(leader: int) -> list[int]:
             if int(parent) == leader and FOLLOWER in (process / "cmdline").read_text():
                 found.append(int(process.name))
     return found
+
+
+def gathered(processes: Sequence[subprocess.Popen[bytes]], lines: Sequence[Line] = ()) -> Gathering:
+    """Return what holds these processes as those of other shards, which did not meet."""
+    made = Gathering.__new__(Gathering)
+    made._processes, made.lines = [*processes], [*lines]
+    made._ended, made._all_gone, made._why = False, False, ""
+    return made

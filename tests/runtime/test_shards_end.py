@@ -17,7 +17,6 @@ import torch
 from trt_spec.engines import EngineEnded, EngineError
 from trt_spec.engines.torch.parallel import team
 from trt_spec.engines.torch.parallel.commands import Packed
-from trt_spec.engines.torch.parallel.meeting import Gathering
 from trt_spec.export import export_bundle
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.full import CacheFull
@@ -25,7 +24,7 @@ from trt_spec.runtime.memory.full import CacheFull
 from ..kit.bundles import Pair
 from ..kit.families import tiny_checkpoint
 from ..kit.headed import Headed
-from ..kit.shards import in_shards
+from ..kit.shards import gathered, in_shards
 
 PROMPT = [5, 9, 17, 5, 9, 20, 33]
 GREEDY = SamplingParams(max_new_tokens=16, temperature=0, ignore_eos=True)
@@ -143,9 +142,9 @@ def test_strangers_that_call_are_sent_away(said: bytes) -> None:
         for caller, message in zip(callers, (said, secret), strict=True):
             caller.sendall(message)
             caller.shutdown(socket.SHUT_WR)
-        gathering = Gathering.__new__(Gathering)
-        gathering._processes = []
-        [known] = gathering._accept(server, secret, 1)
+        gathering = gathered([])
+        gathering._accept(server, secret, 1)
+        [known] = gathering.lines
         assert known._socket.getpeername() == callers[1].getsockname()
         for each in (known, *callers):
             each.close()

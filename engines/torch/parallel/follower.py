@@ -31,11 +31,9 @@ from .commands import (
     Line,
     Packed,
 )
-from .meeting import Attending, Group, device_by_torchrun
+from .meeting import GONE, Attending, Group, device_by_torchrun
 from .mirrored import MEMORY, SIZES, compute, take_share
 from .picking import picking
-
-GONE = 3  # the exit status of a shard that the others have left
 
 
 class Follower:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore, rendezvous  # type: ignore[attr-defined]
 
 from ...errors import EngineError, first_line
-from .commands import Line
+from .commands import END, Closed, Line
 
 LONGEST_WAIT = timedelta(minutes=5)  # for another shard, be it to start or to compute
 LOOPBACK = "127.0.0.1"
@@ -30,6 +30,8 @@ SECRET_S = 5  # seconds that whoever calls has to say it
 READY, FAILED = "ready", "failed"
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 POLL_S = ENDING_S = 0.2
+GLANCE_S = 0.01
+GONE = 3  # the exit status of a shard that the others have left
 LAST_S = 10  # seconds in which all others are to end
 
 
@@ -66,6 +68,7 @@ class Gathering:
     def __init__(self, bundle: Path, devices: Sequence[str], compiled: bool) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._ended = self._all_gone = False
+        self._why = ""  # the others have ended, once that is known
         self.lines: list[Line] = []
         if dist.is_initialized():
             raise EngineError("this process is in a group of torch.distributed already; open the bundle in another")
@@ -84,15 +87,16 @@ class Gathering:
                         self._processes.append(_start(bundle, rank, device, compiled, store.port, secret))
                 else:
                     store.set(SECRET, secret)
-                self.lines = self._accept(server, secret.encode(), shards - 1)
+                self._accept(server, secret.encode(), shards - 1)
             for line in self.lines:
                 [said, *why] = line.receive()[0]
                 if said == FAILED:
                     raise EngineError(*why)
             _join(PrefixStore(PREFIX, store), Group(0, shards), devices[0])
-        except (RuntimeError, OSError) as error:
+        except (RuntimeError, OSError, Closed) as error:
+            ended = self.who_ended() or first_line(error)
             self.end()
-            raise EngineError(f"the {shards} shards did not meet ({first_line(error)})") from error
+            raise EngineError(f"the {shards} shards did not meet ({ended})") from error
         except BaseException:
             self.end()
             raise
@@ -108,17 +112,16 @@ class Gathering:
             )
         return next(rendezvous("env://", timeout=LONGEST_WAIT))[0]
 
-    def _accept(self, server: socket.socket, secret: bytes, others: int) -> list[Line]:
+    def _accept(self, server: socket.socket, secret: bytes, others: int) -> None:
         """Wait until all other shards have called; a process that says no secret is none of them."""
         server.settimeout(POLL_S)
-        found: list[Line] = []
         until = time.monotonic() + LONGEST_WAIT.total_seconds()
-        while len(found) < others:
-            if ended := self.who_ended():
+        while len(self.lines) < others:
+            if ended := self.who_ended(0):
                 raise EngineError(f"{ended}, before it had started")
             if time.monotonic() > until:
                 raise EngineError(
-                    f"{others - len(found)} of {others + 1} shards have not started; look at their messages"
+                    f"{others - len(self.lines)} of {others + 1} shards have not started; look at their messages"
                 )
             try:
                 connection, _ = server.accept()
@@ -134,31 +137,53 @@ class Gathering:
                 line.close()
                 continue
             connection.settimeout(LONGEST_WAIT.total_seconds())
-            found.append(line)
-        return found
+            self.lines.append(line)
 
-    def who_ended(self) -> str:
-        """Say which process that was started here has ended, if one has, or is just about to."""
-        for rank, process in enumerate(self._processes, 1):
-            with suppress(subprocess.TimeoutExpired):
-                return f"shard {rank} of the target has ended with status {process.wait(ENDING_S)}"
-        return ""
+    def who_ended(self, seconds: float = ENDING_S) -> str:
+        """Say which process that was started here has ended, if one has, or does so in so many seconds.
+
+        It is one that has ended by itself, if there is any, and the same one from then on.
+        """
+        until, ended, own = time.monotonic() + seconds, dict[int, int](), None
+        while len(ended) < len(self._processes):
+            ended = {rank: found for rank, one in enumerate(self._processes, 1) if (found := one.poll()) is not None}
+            own = next((rank for rank, status in ended.items() if status != GONE), None)
+            if own is not None or time.monotonic() >= until:
+                break
+            time.sleep(GLANCE_S)
+        rank = next(iter(ended), None) if own is None else own
+        if rank is not None and not self._why:  # looked at last: whoever kills the others has set it before
+            self._why = f"shard {rank} of the target has ended with status {ended[rank]}"
+        return self._why
 
     def gone(self) -> str:
-        """Say which other process has gone, if one has, and end those that were started here."""
-        if self._all_gone or not any(line.gone for line in self.lines):
-            return ""
-        why = self.who_ended() or "a shard's process has gone"
-        for process in self._processes:
-            process.kill()
-        return why
+        """Say which other process has gone, if one has, and end those that were started here.
 
-    def end(self) -> None:
-        """Let all others end, once: by the next time this process may be in the group of other shards."""
+        While they are being ended, it is the reason for it, and nothing of those that are to end without one.
+        """
+        lost = any(line.gone for line in self.lines)  # before it is asked who has let them go
+        if self._all_gone or not lost:
+            return ""
+        if not self._ended:
+            self._why = self.who_ended() or "a shard's process has gone"
+        if self._why:
+            for process in self._processes:
+                process.kill()
+        return self._why
+
+    def end(self, why: str = "") -> None:
+        """Let all others end, once: by the next time this process may be in the group of other shards.
+
+        Without a reason why they end, they are asked to.
+        """
         if self._ended:
             return
-        self._ended = True
+        self._why = self._why or why
+        self._ended = True  # before they can go
         for line in self.lines:
+            if not self._why:
+                with suppress(EngineError):  # it has gone already
+                    line.send([[END]])
             line.close()
         until = time.monotonic() + LAST_S
         for process in self._processes:
@@ -204,4 +229,7 @@ class Attending:
         self.line.wait_forever()
 
     def failed(self, why: str) -> None:
+        """Say why this shard cannot be opened, and stay until it is heard: else it would have ended unexplained."""
         self.line.send([[FAILED, why]])
+        with suppress(Closed):
+            self.line.take(1)

@@ -3,7 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor
 from ...contract import Contract
 from ...errors import EngineEnded, EngineError, first_line
 from ..engine import TorchEngine
-from .commands import END, RECORD, RECORDED, RUN, Command, Packed
+from .commands import RECORD, RECORDED, RUN, Command, Packed
 from .meeting import Gathering
 from .picking import picking
 
@@ -92,11 +92,7 @@ class Team:
 
     def end(self) -> None:
         with self._working:
-            if self._ended is None:
-                self._ended = EngineEnded("the shards have ended; open the bundle again")
-                self.tell([END])
-                with suppress(EngineError):  # it has gone already
-                    self._send()
+            self._ended = self._ended or EngineEnded("the shards have ended; open the bundle again")
             self._others.end()
             self.engine.close()
 
@@ -123,7 +119,7 @@ class Team:
         """Let all shards end, since they are no longer in step."""
         why = self._others.who_ended() or f"the shards no longer work together ({first_line(error)})"
         self._ended = EngineEnded(f"{why}; open the bundle again")
-        self._others.end()
+        self._others.end(why)
         return self._ended
 
 
