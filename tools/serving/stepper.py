@@ -250,7 +250,7 @@ class Stepper:
         try:
             self._step_until_closed()
         except BaseException as error:  # a library has panicked: nothing that it holds can be relied upon
-            self.error = error
+            self.error = self.error or error  # of which the clients have been informed
             log.critical("the decoder's thread has died: %s", error, exc_info=error)
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._end_all)
@@ -260,7 +260,7 @@ class Stepper:
         while self.error is None:
             await asyncio.sleep(WAITING_SECONDS)
             if self.step_seconds > WAITING_SECONDS and (why := await asyncio.to_thread(self._gone)):
-                self.error = EngineEnded(why)
+                self.error = self.error or EngineEnded(why)  # the thread may have noticed by itself meanwhile
                 await asyncio.to_thread(self._thread.join, LEAVING_SECONDS)
                 self._end_all()
 
