@@ -200,8 +200,9 @@ class Walk:
         if kind not in self.kinds:
             self.kinds[kind] = (Part(size, size),)
         parts = self.kinds[kind]
-        if parts is not None and not all(part.fits(self.shards) for part in parts):
-            parts = self.kinds[kind] = None
+        if parts is not None and (odd := [part.units for part in parts if not part.fits(self.shards)]):
+            seeds = frozenset((kind, place) for place in range(len(parts)))
+            raise Whole(seeds, f"{self.shards} shards do not divide {odd[0]}")
         return parts
 
     def kind(self, name: str) -> str:

@@ -63,6 +63,14 @@ def test_shards_of_every_form_compute_what_the_graph_does(family: str, shards: i
     assert check_shards(tmp_path / "split" / "target" / "model.onnx", contract, whole, TEXT, wanted) < 1e-4
 
 
+def test_what_a_number_of_shards_does_not_divide_is_said_to_be_whole(llama: Pair, tmp_path: Path) -> None:
+    report = in_shards(llama.bundle, tmp_path / "bundle", 3, exact=False)
+    config = llama.reference.config
+    kind = f"model.layers.#.mlp.gate_proj.weight.T {[config.hidden_size, config.intermediate_size]}"
+    assert report.whole_for[kind] == f"3 shards do not divide {config.intermediate_size}"
+    assert len(report.whole_for) == 6, "all but the embedding"
+
+
 def test_shards_that_lack_a_sum_are_refused(llama: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Shard._sum
     left_out = {"linear_6"}
