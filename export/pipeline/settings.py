@@ -36,6 +36,9 @@ class Settings:
             raise ExportError(f"dtype is {self.dtype!r}, expected {', '.join(DTYPES)}")
         if self.cache not in CACHES:
             raise ExportError(f"cache is {self.cache!r}, expected {', '.join(CACHES)}")
+        for name, least in (("shards", 1), ("adapters", 0), ("adapter_rank", 1)):
+            if (number := getattr(self, name)) < least:
+                raise ExportError(f"{name} is {number}, expected {least} or more")
         if self.check and find_spec("onnxruntime") is None:
             raise ExportError(
                 "the check needs ONNX Runtime, which is not installed; pip install 'trt-spec[cpu]' or export unchecked"

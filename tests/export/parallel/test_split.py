@@ -48,6 +48,15 @@ def test_the_command_writes_shards_that_were_checked_together(
         Bundle.open(bundle.path)
 
 
+@pytest.mark.parametrize(("name", "number", "least"), [("shards", 0, 1), ("adapters", -1, 0), ("adapter_rank", 0, 1)])
+def test_numbers_that_cannot_be_are_refused_before_anything_is_read(
+    name: str, number: int, least: int, tmp_path: Path
+) -> None:
+    with pytest.raises(ExportError, match=f"^{name} is {number}, expected {least} or more$"):
+        export_bundle(tmp_path / "checkpoint", tmp_path / "bundle", **{name: number})
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("family", "shards"), [(family, 2) for family in FORMS] + [("llama", 4), ("qwen3_moe", 4)])
 def test_shards_of_every_form_compute_what_the_graph_does(family: str, shards: int, tmp_path: Path) -> None:
