@@ -14,7 +14,8 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or str(error)
+        reason = reason.partition(" (while")[0]  # Python goes on to name the address
         raise RequestError(
             f"cannot listen on {host} port {port} ({reason}); choose another --host or --port"
         ) from error
