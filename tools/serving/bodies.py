@@ -9,6 +9,7 @@ from msgspec import Meta
 from ...runtime.state.asked import AUTO
 from ...runtime.state.shapes import FORMS
 from .errors import ApiError
+from .expected import choices
 
 LATER = {  # fields of OpenAI's API that are refused, each with the reason
     "functions": "functions are not supported",
@@ -21,8 +22,8 @@ LATER = {  # fields of OpenAI's API that are refused, each with the reason
     "web_search_options": "nothing is searched for",
     "moderation": "nothing is moderated",
     "chat_template": "the chat template is the bundle's own",
-    "previous_response_id": "no answer is kept here; send the conversation as input",
-    "conversation": "no conversation is kept here; send it as input",
+    "previous_response_id": "input holds the whole conversation",
+    "conversation": "input holds the whole conversation",
     "background": "an answer is made while its client waits",
     "max_tool_calls": "tools are called by the client",
     "context_management": "what does not fit is refused; shorten the conversation",
@@ -251,7 +252,7 @@ def read_body(raw: bytes, kind: type[Body]) -> Body:
     try:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:
-        raise _refusal(str(error)) from None
+        raise _refusal(str(error), kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body is not JSON ({error}); send one JSON object", code="invalid_json") from None
     except RecursionError:
@@ -263,12 +264,12 @@ def converted(fields: dict[str, Any], kind: type[Body], within: str) -> Body:
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
-        raise _refusal(str(error), within) from None
+        raise _refusal(str(error), kind, within) from None
 
 
-def _refusal(message: str, within: str = "") -> ApiError:
+def _refusal(message: str, kind: type[Closed], within: str = "") -> ApiError:
     found = WHERE.search(message)
-    path = found[1] if found else ""
+    inner = path = found[1] if found else ""
     path = f"{within}.{path}".rstrip(".") if within else path
     reason = message[: found.start()] if found else message
     if unknown := UNKNOWN.match(reason):
@@ -286,4 +287,6 @@ def _refusal(message: str, within: str = "") -> ApiError:
     if field in LATER:  # some values are accepted: those that ask for nothing
         return ApiError(400, f"{param} is refused: {LATER[field]}; leave it out", param, "unsupported_parameter")
     said = reason[:1].lower() + reason[1:]
+    if said.startswith("invalid") and (allowed := choices(kind, inner)):
+        said += f", expected {', '.join(allowed)}"
     return ApiError(400, f"{param or 'the body'} is refused: {said}", param, "invalid_value")

@@ -71,7 +71,13 @@ def test_a_field_of_the_api_that_is_not_supported_is_refused_by_name_and_reason(
         ),
         ("/v1/completions", {"draft_length": "1x" * 100_000 + "1"}, "draft_length", "draft_length is refused: "),
         ("/v1/chat/completions", {"messages": []}, "messages", "messages is refused: expected `array` of length >= 1"),
-        ("/v1/chat/completions", {"messages": [{"role": "judge"}]}, "messages[0].role", "invalid enum value 'judge'"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "judge"}]},
+            "messages[0].role",
+            "invalid enum value 'judge', expected assistant, developer, system, tool, user",
+        ),
+        ("/v1/completions", {"rule": "fair"}, "rule", "'fair', expected coupled, rejection, tokenwise"),
         (
             "/v1/chat/completions",
             {"messages": [{"role": "user", "content": "a", "function_call": {}}]},
@@ -94,7 +100,7 @@ def test_a_field_of_the_api_that_is_not_supported_is_refused_by_name_and_reason(
             "/v1/chat/completions",
             {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
             "messages[0].content[0].type",
-            "messages[0].content[0].type is refused: invalid value 'input_audio'",
+            "messages[0].content[0].type is refused: invalid value 'input_audio', expected image_url, text",
         ),
         ("/v1/chat/completions", {"top_logprobs": 2}, "top_logprobs", "top_logprobs says how many log-probabilities"),
         (

@@ -215,8 +215,8 @@ def test_obfuscation_is_added_where_it_is_asked_for(server: Served):
 @pytest.mark.parametrize(
     ("asked", "param", "said"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id", "no answer is kept here"),
-        ({"conversation": "conv_1"}, "conversation", "no conversation is kept here"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "input holds the whole conversation"),
+        ({"conversation": "conv_1"}, "conversation", "input holds the whole conversation"),
         ({"background": True}, "background", "while its client waits"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "expected one of message"),
         (
