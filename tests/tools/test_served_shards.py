@@ -110,7 +110,7 @@ def test_a_shard_that_is_killed_ends_all_requests_and_the_server(start: Callable
         assert died in "".join(lines)
         assert [died in one.result().text for one in others] == [True] * 4
     said = server.log_when_ended()
-    assert f"the decoder's thread has died ({died}; open the bundle again); start the server again" in said
+    assert f"the decoder has failed ({died}; open the bundle again); start the server again" in said
     assert server.process.returncode == BROKEN
 
 

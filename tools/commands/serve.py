@@ -1,7 +1,7 @@
 """Serve a bundle to many clients at once, by the APIs of OpenAI and Anthropic: completions, chats, responses, messages.
 
 SIGTERM ends it gracefully: it takes nothing new, finishes what runs, and exits with 0. It exits with 70 if the
-decoder's thread has died, or hangs on SIGTERM.
+decoder has failed, or hangs on SIGTERM.
 """
 
 import argparse

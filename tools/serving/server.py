@@ -56,7 +56,7 @@ def serve(
     SIGHUP reads keys and certificates again, if there are files of them; where they cannot be used, those that were
     read go on.
 
-    A decoder whose thread has died ends it, too. Return an exit code, which makes a supervisor start it again then.
+    A decoder that has failed ends it, too. Return an exit code, which makes a supervisor start it again then.
     """
 
     async def until_a_signal() -> None:
@@ -78,7 +78,7 @@ def serve(
     run_loop(until_a_signal())
     error = service.stepper.error
     if error is not None:
-        say(f"the decoder's thread has died ({first_line(error)}); start the server again")
+        say(f"the decoder has failed ({first_line(error)}); start the server again")
     service.stepper.leave_if_stuck()
     return 0 if error is None else BROKEN
 

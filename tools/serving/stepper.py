@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 MERGED_SECONDS = 0.03  # between two chunks of a stream, at least, while requests wait for a row
 PAUSE_SECONDS = 0.05  # after a failed round: one that fails at once, again and again, must not fill the log
-ENDED_BY_DEATH = "the decoder's thread has died ({reason}), the server ends; send the request to another"
+ENDED_BY_DEATH = "the decoder has failed ({reason}), the server ends; send the request to another"
 IDLE_SECONDS = 5  # after which an engine that has nothing to do is asked whether it is still there,
 WAITING_SECONDS = 5  # and one that has not come back from a step;
 LEAVING_SECONDS = 1  # that the thread may take to notice by itself
@@ -279,7 +279,7 @@ class Stepper:
             os._exit(BROKEN)
 
     def _end_all(self) -> None:
-        """Tell all clients that the thread has died; the event loop calls it."""
+        """Tell all clients that the decoder has failed; the event loop calls it."""
         assert self.error is not None
         error = EngineError(ENDED_BY_DEATH.format(reason=first_line(self.error)))
         for ticket in list(self.tickets):

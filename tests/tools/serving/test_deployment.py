@@ -192,7 +192,7 @@ def test_systemd_starts_again_what_failed_and_not_what_was_told_to_end():
     assert found["RestartPreventExitStatus"] == [str(EXIT_ERROR)]
     text = (DEPLOY / "trt-spec.service").read_text()
     assert f"{EXIT_ERROR}: a flag, the bundle or the port is wrong" in text
-    assert f"{server.BROKEN}: the decoder's thread has died" in text
+    assert f"{server.BROKEN}: the decoder has failed" in text
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")

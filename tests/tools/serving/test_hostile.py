@@ -98,7 +98,7 @@ def test_a_library_that_panics_ends_all_requests_and_then_the_server(
     for thread in threads:
         thread.join(timeout=30)
         assert not thread.is_alive()
-    assert all("the decoder's thread has died (the tokenizer is poisoned)" in one.text for one in found)
+    assert all("the decoder has failed (the tokenizer is poisoned)" in one.text for one in found)
     assert {one.status_code for one in found} == {200, 500}, "the stream had begun"
     until(lambda: not dying.service.stepper.tickets)
     assert dying.service.stepper.state == "dead"
@@ -137,7 +137,7 @@ def test_an_engine_that_has_ended_ends_the_server_before_another_round_fails(
 ):
     with serving(llama) as served:
         monkeypatch.setattr(served.decoder, "step", ended)
-        assert "the decoder's thread has died (a shard has gone)" in served.post("/v1/completions", LONG).text
+        assert "the decoder has failed (a shard has gone)" in served.post("/v1/completions", LONG).text
         until(lambda: served.service.stepper.state == "dead")
 
 
@@ -162,7 +162,7 @@ def test_a_step_that_waits_for_a_device_that_has_gone_ends_the_server(
         answers = iter([RuntimeError("not known"), "shard 1 has ended"])
         monkeypatch.setattr(served.decoder.target.engine, "gone", Mock(side_effect=answers))
         answer = served.post("/v1/completions", LONG)
-        assert (answer.status_code, "has died (shard 1 has ended)" in answer.text) == (500, True)
+        assert (answer.status_code, "has failed (shard 1 has ended)" in answer.text) == (500, True)
         assert served.service.stepper.alive, "the thread is in its step"
         assert served.service.stepper.state == "dead"
         until(lambda: served.service.stepper._closing)
@@ -194,7 +194,7 @@ def test_the_process_of_a_dead_decoder_ends_with_a_code_of_its_own(
         until(lambda: served.service.stepper.state == "dead")
     monkeypatch.setattr(server, "run_loop", lambda coroutine: coroutine.close())
     assert server.serve(None, served.service, None, 0, lambda: None) == server.BROKEN
-    assert "the decoder's thread has died (gone); start the server again" in capsys.readouterr().err
+    assert "the decoder has failed (gone); start the server again" in capsys.readouterr().err
 
 
 def test_a_step_that_never_ends_shows_and_does_not_keep_the_server_from_ending(

@@ -49,5 +49,5 @@ def test_the_first_who_knows_that_a_shard_is_lost_gives_the_reason(
             until(lambda: not steps.alive)
         until(steps._watching.done)
         assert str(steps.error) == f"the {first} knows"
-        assert f"the decoder's thread has died (the {first} knows)" in client.result().text
+        assert f"the decoder has failed (the {first} knows)" in client.result().text
         assert not steps.tickets
