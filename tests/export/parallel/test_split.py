@@ -29,7 +29,10 @@ FORMS = (
 )
 SETTINGS: dict[str, dict[str, Any]] = {"kimi_linear": {"linear_num_heads": 4}, "mamba2": {"n_groups": 1}}
 # Gates of experts, the small matrix of a pair, and one beside the residual.
-SMALL = ("gate.weight", "router.", "q_a_proj.", "kv_a_proj_with_mqa.", "f_a_proj.", "g_a_proj.", "layers.#.linear.")
+SMALL = (
+    *("gate.weight", "router.", "q_a_proj.", "kv_a_proj_with_mqa.", "f_a_proj.", "g_a_proj.", "_adapter_list."),
+    "layers.#.linear.",
+)
 TEXT = [5, 9, 17, 5, 9, 20, 33, 12, 8, 2, 44]
 
 
