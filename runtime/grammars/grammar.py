@@ -16,6 +16,7 @@ KINDS = {
     "choice": "a JSON list of strings, one of which is the output",
     "around": "rules in Lark around another grammar: a JSON list of them, its kind and its text",
 }
+NAMES = {"json_schema": "JSON schema", "regex": "regular expression"}  # where users call them no grammars
 ANY_TEXT = r"/(.|\n)*/"
 LONGEST = 2**18  # characters: what is longer may take more than a second to compile
 
@@ -41,7 +42,7 @@ class Grammar:
         except UnicodeEncodeError as error:
             raise RequestError(f"the grammar is not valid Unicode ({error}); clean it first") from error
         if self.kind in ("json_schema", "choice", "around"):
-            value = read_json(self.text)
+            value = read_json(self.text, NAMES.get(self.kind, "grammar"))
             if self.kind == "choice" and not _strings(value):
                 raise RequestError(f"the choice is {self.text[:80]!r}, expected {KINDS['choice']}, at least one")
 
@@ -170,11 +171,11 @@ class Grammar:
         return f'{{"name": {write_json(name)}, "arguments": '
 
 
-def read_json(text: str) -> Any:
+def read_json(text: str, name: str = "grammar") -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"the grammar is not JSON ({error}); mend its text") from error
+        raise RequestError(f"the {name} is not JSON ({error}); mend its text") from error
 
 
 def write_json(value: Any) -> str:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from ...engines import RequestError
 from . import with_llguidance
+from .grammar import NAMES
 
 SECONDS = 0.9  # to compile a grammar; a healthy one takes milliseconds
 START_SECONDS = 60.0  # for the process to read a tokenizer
@@ -50,7 +51,8 @@ class Trials:
         finally:
             self._lock.release()
         if said.wrong:
-            raise RequestError(f"the grammar cannot be compiled ({said.wrong}); mend or simplify it", "grammar")
+            name = NAMES.get(kind, "grammar")
+            raise RequestError(f"the {name} cannot be compiled ({said.wrong}); mend or simplify it", "grammar")
 
     def close(self) -> None:
         """End the process."""

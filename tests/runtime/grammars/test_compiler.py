@@ -170,7 +170,8 @@ def test_a_decoder_that_closes_ends_the_process_of_its_grammars(llama: Pair) -> 
 def test_what_cannot_be_compiled_is_refused_with_the_librarys_reason(
     compiler: Compiler, grammar: Grammar, message: str
 ) -> None:
-    with pytest.raises(RequestError, match=re.escape("the grammar cannot be compiled (")) as caught:
+    name = {"json_schema": "JSON schema", "regex": "regular expression"}.get(grammar.kind, "grammar")
+    with pytest.raises(RequestError, match=re.escape(f"the {name} cannot be compiled (")) as caught:
         compiled(compiler, grammar)
     assert message in str(caught.value)
 

@@ -32,8 +32,8 @@ def test_a_grammar_cannot_change():
         ("regex", 5, "the grammar's text is 5, expected a regular expression, which the whole output matches, as a "),
         ("regex", "a" * 300_000, "the grammar has 300,000 characters, expected at most 262,144; shorten it"),
         ("regex", "\ud800", "the grammar is not valid Unicode"),
-        ("json_schema", '{"type":', "the grammar is not JSON (Expecting value"),
-        ("json_schema", "[" * 100_000, "the grammar is not JSON ("),
+        ("json_schema", '{"type":', "the JSON schema is not JSON (Expecting value"),
+        ("json_schema", "[" * 100_000, "the JSON schema is not JSON ("),
         (
             "choice",
             "[]",

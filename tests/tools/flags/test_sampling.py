@@ -60,7 +60,7 @@ def test_a_grammar_that_cannot_be_read_is_refused(run, tmp_path):
     request = ("generate", "--bundle", "never-opened", "--prompt", "a")
     assert_refused(run(*request, "--grammar", tmp_path), f"grammar {tmp_path} cannot be read (Is a directory)")
     (tmp_path / "schema").write_text("{")
-    assert_refused(run(*request, "--json-schema", tmp_path / "schema"), "the grammar is not JSON (")
+    assert_refused(run(*request, "--json-schema", tmp_path / "schema"), "the JSON schema is not JSON (")
 
 
 def test_every_field_has_a_help_text():

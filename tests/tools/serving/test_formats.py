@@ -38,7 +38,7 @@ def test_plain_text_is_a_format_too(server: Served):
     [
         ({"type": "yaml"}, "response_format's type is 'yaml'"),
         ({"type": "json_schema"}, "json_schema is None, expected an object"),
-        ({"type": "json_schema", "json_schema": {"schema": {"type": "strin"}}}, "the grammar cannot be compiled"),
+        ({"type": "json_schema", "json_schema": {"schema": {"type": "strin"}}}, "the JSON schema cannot be compiled"),
     ],
 )
 def test_a_format_that_means_nothing_is_refused_by_name(server: Served, asked: dict, said: str):

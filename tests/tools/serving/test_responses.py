@@ -143,7 +143,7 @@ def test_a_format_is_kept(server: Served, stream: bool):
     answer = list(answer)[-1].response if stream else answer
     assert json.loads(answer.output_text)["n"] in ("a", "b")
     assert (answer.status, answer.text.format.type) == ("completed", "json_schema")
-    with pytest.raises(openai.BadRequestError, match="the grammar cannot be compiled") as error:
+    with pytest.raises(openai.BadRequestError, match="the JSON schema cannot be compiled") as error:
         server.openai.responses.create(**ASK, text={"format": FORM["format"] | {"schema": {"type": "strin"}}})
     assert error.value.param == "text.format"
 
