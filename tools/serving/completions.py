@@ -124,7 +124,8 @@ async def complete(request: HttpRequest) -> Response:
     shown = prompts if body.truncate_prompt_tokens is None else read
     echoes = [text_of(one, service) for one in shown] if body.echo else []  # of tokens that the decoder has checked
     writer = CompletionWriter(service, body, echoes, read)
-    return delivery_of(group, writer, service, stream=body.stream, each=body.n or 1)
+    reads_only = body.max_tokens == 0
+    return delivery_of(group, writer, service, stream=body.stream, each=body.n or 1, reads_only=reads_only)
 
 
 def text_of(prompt: str | list[int], service: Service) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from time import perf_counter
 from typing import Any, Protocol, Self
 
@@ -22,6 +23,8 @@ from .tickets import RequestGroup
 
 log = logging.getLogger(__name__)
 encode = msgspec.json.encode
+
+UsageOf = Callable[[Sequence[Output]], Usage]
 
 CLIENT_GONE = 499  # nobody reads it but the log
 MANY_TOKENS = 500  # with twenty log-probs of each they take ten milliseconds to write
@@ -66,10 +69,13 @@ def error_response(error: ApiError, scope: Scope) -> Response:
     return json_response(error.answer_to(scope["path"]), error.status, error.headers)
 
 
-def total_usage(group: RequestGroup, outputs: Sequence[Output], each: int) -> Usage:
-    """Count what was read and written; of every `each` outputs the prompt is the same and counts once."""
+def total_usage(group: RequestGroup, each: int, reads_only: bool, outputs: Sequence[Output]) -> Usage:
+    """Count what was read and written; of every `each` outputs the prompt is the same and counts once.
+
+    A decoder writes at least one token; where a client only wants its prompt to be read, that one does not count.
+    """
     read = sum(output.usage.prompt_tokens for output in outputs[::each])
-    written = sum(output.usage.completion_tokens for output in outputs)
+    written = 0 if reads_only else sum(output.usage.completion_tokens for output in outputs)
     cached = sum(output.usage.cached_tokens for output in outputs[::each])
     usage = Usage(read, written, read + written, PromptDetails(cached))
     if any(request.prediction for request in group.requests):
@@ -88,9 +94,9 @@ async def until_gone(receive: Receive) -> None:
 class WholeAnswer(Response):
     """An answer in one piece; a client that goes away frees its rows."""
 
-    def __init__(self, group: RequestGroup, writer: Writer, each: int) -> None:
+    def __init__(self, group: RequestGroup, writer: Writer, usage_of: UsageOf) -> None:
         self.background: BackgroundTask | None = None
-        self._group, self._writer, self._each = group, writer, each
+        self._group, self._writer, self._usage_of = group, writer, usage_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -108,7 +114,7 @@ class WholeAnswer(Response):
 
     def _answer(self, scope: Scope) -> Response:
         outputs = [self._group.output(index) for index in range(len(self._group.tickets))]
-        usage = total_usage(self._group, outputs, self._each)
+        usage = self._usage_of(outputs)
         note(scope, usage, outputs)
         return json_response(self._writer.whole(outputs, usage))
 
@@ -116,9 +122,9 @@ class WholeAnswer(Response):
 class Stream(Response):
     """An answer as server-sent events, when there is news; a client that goes away frees its rows within a round."""
 
-    def __init__(self, service: Service, group: RequestGroup, writer: Writer, each: int) -> None:
+    def __init__(self, service: Service, group: RequestGroup, writer: Writer, usage_of: UsageOf) -> None:
         self.background: BackgroundTask | None = None
-        self._service, self._group, self._writer, self._each = service, group, writer, each
+        self._service, self._group, self._writer, self._usage_of = service, group, writer, usage_of
         self._unsent = b""  # events
         self._begun = False
 
@@ -180,16 +186,23 @@ class Stream(Response):
                 self._unsent += self._writer.closing(index, output, request)
 
     def _end(self, scope: Scope, outputs: Sequence[Output]) -> bytes:
-        usage = total_usage(self._group, outputs, self._each)
+        usage = self._usage_of(outputs)
         note(scope, usage, outputs)
         return self._writer.end(outputs, usage)
 
 
 def delivery_of(
-    group: RequestGroup, writer: Writer, service: Service, *, stream: bool | None, each: int = 1
+    group: RequestGroup,
+    writer: Writer,
+    service: Service,
+    *,
+    stream: bool | None,
+    each: int = 1,
+    reads_only: bool = False,
 ) -> Response:
     """Deliver as a stream or in one piece; of every `each` requests the prompt is the same."""
-    return Stream(service, group, writer, each) if stream else WholeAnswer(group, writer, each)
+    usage_of = partial(total_usage, group, each, reads_only)
+    return Stream(service, group, writer, usage_of) if stream else WholeAnswer(group, writer, usage_of)
 
 
 def event(answer: Any) -> bytes:

@@ -148,6 +148,7 @@ def test_echo_puts_the_prompt_before_the_text(served: Served, alone: Decoder):
     assert "".join(chunk.choices[0].text for chunk in chunks) == PROMPT + said(alone)
     nothing = served.openai.completions.create(model="tiny", prompt=PROMPT, echo=True, max_tokens=0)
     assert (nothing.choices[0].text, nothing.choices[0].finish_reason) == (PROMPT, "length")
+    assert (nothing.usage.completion_tokens, nothing.usage.total_tokens) == (0, len(ids))
 
 
 @pytest.mark.parametrize("stream", [False, True])
