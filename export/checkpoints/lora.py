@@ -19,6 +19,8 @@ TEXT = re.compile(r"\b(language_model|text_model)\.")  # what the text model is 
 
 def require_adapter(folder: Path) -> None:
     """Refuse what is no LoRA adapter, before any weight is read."""
+    if not folder.exists():
+        raise ExportError(f"adapter {folder} does not exist, expected the folder of one as PEFT writes it")
     if not (folder / CONFIG).is_file():
         raise ExportError(f"{folder} has no {CONFIG}, expected a LoRA adapter as PEFT writes it")
     kind = read_object(str(folder), folder / CONFIG).get("peft_type")

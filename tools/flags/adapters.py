@@ -32,6 +32,8 @@ def refuse_adapters(folders: Iterable[Path], bundle: Path, engine: str) -> None:
     """Refuse adapters that are not there, and a bundle or an engine without room for them, before libraries load."""
     given = list(folders)
     for folder in given:
+        if not folder.exists():
+            raise RequestError(f"adapter {folder} does not exist, expected the folder of one as PEFT writes it")
         if not (folder / CONFIG).is_file():
             raise RequestError(f"{folder} has no {CONFIG}, expected a LoRA adapter as PEFT writes it")
     if given:

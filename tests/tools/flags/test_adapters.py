@@ -23,9 +23,9 @@ def test_generate_answers_with_an_adapter(adapted: Adapted, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("command", "more", "said"),
     [
-        ("generate", ["--adapter", "absent"], "absent has no adapter_config.json, expected a LoRA adapter"),
-        ("chat", ["--adapter", "absent"], "absent has no adapter_config.json, expected a LoRA adapter"),
-        ("serve", ["--adapter", "a=absent"], "absent has no adapter_config.json, expected a LoRA adapter"),
+        ("generate", ["--adapter", "absent"], "adapter absent does not exist, expected the folder of one"),
+        ("chat", ["--adapter", "absent"], "adapter absent does not exist, expected the folder of one"),
+        ("serve", ["--adapter", "a=absent"], "adapter absent does not exist, expected the folder of one"),
         ("serve", ["--adapters-from", "absent"], "--adapters-from absent is no folder; name one"),
         ("serve", ["--adapter", "absent"], "'absent', expected NAME=DIR"),
         (
