@@ -45,3 +45,8 @@ def first_line(problem: object) -> str:
 def one_line(problem: object) -> str:
     """Return a library's whole message on one line, to quote in ours; its type if the message is empty."""
     return " ".join(str(problem).split()) or type(problem).__name__
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number and its noun, in the plural unless there is one."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 
 from ..engines import ENGINES, Bundle, RequestError, together
+from ..engines.errors import counted
 from .acceptance.sampling_params import SamplingParams
 from .beams.able import beamless, refuse_long
 from .drafters import Resources, open_drafters
@@ -242,9 +243,10 @@ class Decoder(Shown):
         refuse_long(request, (self.target, *self.drafts), self.bundle.capacity)
         seating = self._scheduler.seating
         if not seating.can_hold(request):
+            read = counted(len(request.prompt), "token")
             raise RequestError(
-                f"prompt of {len(request.prompt)} tokens and max_new_tokens {request.params.max_new_tokens} need more "
-                "cache than cache_bytes allows; shorten either, or raise it"
+                f"prompt of {read} and max_new_tokens {request.params.max_new_tokens} need more cache than "
+                "cache_bytes allows; shorten either, or raise it"
             )
         self._require_open()
         if request.adapter is not None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ..engines import Bundle
+from ..engines.errors import counted
 from ..runtime import EntropyRule, Speculation
 from ..runtime.state.asked import BESIDE, DraftLength
 
@@ -46,7 +47,7 @@ def place(result: dict[str, Any]) -> str:
 
 
 def _cores(cpu: dict[str, Any]) -> str:
-    return f"{cpu['model']}, {cpu['cores']} core{'s' if cpu['cores'] > 1 else ''}"
+    return f"{cpu['model']}, {counted(cpu['cores'], 'core')}"
 
 
 def summary(speculation: Speculation) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ...engines import Bundle, ExportError
 from ...engines.bundle import DRAFTS, FOREIGN, TARGET, TOKENIZER, WEIGHTS
+from ...engines.errors import counted
 from ..checkpoints.agreement import agree
 from ..checkpoints.narrow_caches import FULL
 from ..foreign import translate
@@ -64,7 +65,9 @@ def export_bundle(
     if len(drafts) > len(DRAFTS):
         raise ExportError(f"there are {len(drafts)} drafts, expected at most {len(DRAFTS)}; leave the others out")
     if len(draft_lora) > len(drafts):
-        raise ExportError(f"there are {len(draft_lora)} adapters for {len(drafts)} drafts; name one for each at most")
+        raise ExportError(
+            f"{counted(len(draft_lora), 'adapter')} for {counted(len(drafts), 'draft')}, expected one for each at most"
+        )
     begun = time.perf_counter()
     with quiet_libraries(), disk_errors(out), built_aside(Path(out)) as folder:
         fetching = "" if Path(target).exists() else f", and fetching {target} unless it is here"

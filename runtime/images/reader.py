@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ...engines import BundleError, RequestError
+from ...engines.errors import counted
 from .families.table import FAMILIES, Family
 from .opening import MOST_IMAGES, open_image
 from .picture import Picture
@@ -64,7 +65,8 @@ class ImageReader:
         places = sum(token == self.image_token for token in ids)
         if places != len(pictures):
             raise RequestError(
-                f"the prompt has {places} places for {len(pictures)} images; write {self.placeholder} once for each",
+                f"the prompt has {counted(places, 'place')} for {counted(len(pictures), 'image')}; write "
+                f"{self.placeholder} once for each",
                 "images",
             )
         left = iter(pictures)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...engines import ADAPTER, OWNERS, Adapters, Bundle, Engine, RequestError
+from ...engines.errors import counted
 from .adapter_files import Read
 
 NONE = 0  # the number of rows without an adapter
@@ -80,8 +81,10 @@ class AdapterPool:
         taken = {one.number for one in (*self.loaded.values(), *self._leaving)}
         number = next((one for one in range(1, self.room.most + 1) if one not in taken), None)
         if number is None:
-            waiting = f", of which {len(self._leaving)} are unloaded but still in use" if self._leaving else ""
-            raise RequestError(f"{self.room.most} adapters are loaded{waiting}; unload one first", "adapter")
+            waiting = f" ({len(self._leaving)} unloaded but still in use)" if self._leaving else ""
+            raise RequestError(
+                f"the room for {counted(self.room.most, 'adapter')} is taken{waiting}; unload one first", "adapter"
+            )
         if not self._matrices:
             self._matrices = self._made()
         begin = (number - 1) * self.room.rank

@@ -1,6 +1,7 @@
 """What a bundle's manifest rules out of a request. No torch here, so that flags are refused before that is loaded."""
 
 from ...engines import Bundle, RequestError
+from ...engines.errors import counted
 from ..acceptance.parameter_fields import ParameterFields
 
 
@@ -30,7 +31,7 @@ def refuse_long(bundle: Bundle, max_new_tokens: int, prompt_tokens: int | None =
     limit = f"max_new_tokens {max_new_tokens} exceed the bundle's limit of {bundle.max_length} by"
     if prompt_tokens is None:
         raise RequestError(f"any prompt and {limit} at least {over}; lower max_new_tokens")
-    raise RequestError(f"prompt of {prompt_tokens} tokens and {limit} {over}; shorten either")
+    raise RequestError(f"prompt of {counted(prompt_tokens, 'token')} and {limit} {over}; shorten either")
 
 
 def refuse_foreign_tokens(bundle: Bundle, params: ParameterFields) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ...engines import Bundle, BundleError, RequestError
+from ...engines.errors import counted
 from .bounds import require_token
 
 Prompt = str | Sequence[int]
@@ -45,13 +46,13 @@ def several(
     count = len(prompts)
     sources = [None] * count if sources is None else sources
     if len(sources) != count:
-        raise RequestError(f"there are {len(sources)} sources for {count} prompts, expected one each")
+        raise RequestError(f"{counted(len(sources), 'source')} for {counted(count, 'prompt')}, expected one each")
     images = [()] * count if images is None else images
     if len(images) != count:
-        raise RequestError(f"there are images for {len(images)} of {count} prompts, expected a list for each")
+        raise RequestError(f"images for {len(images)} of {counted(count, 'prompt')}, expected a list for each")
     params = params if isinstance(params, Sequence) else [params] * count
     if len(params) != count:
-        raise RequestError(f"there are {len(params)} SamplingParams for {count} prompts, expected one each")
+        raise RequestError(f"{len(params)} SamplingParams for {counted(count, 'prompt')}, expected one each")
     return zip(prompts, params, sources, images, strict=True)
 
 

@@ -12,7 +12,7 @@ from sys import maxsize
 from time import perf_counter
 
 from ...engines import WIDEST_STEP, EngineError, RequestError, TrtSpecError
-from ...engines.errors import first_line
+from ...engines.errors import counted, first_line
 from ..acceptance.sampling_params import SamplingParams
 from ..grammars.guide import Guide
 from ..memory.adapter_pool import Loaded
@@ -237,8 +237,8 @@ class Request:
         else:
             self.finish(reason, Piece("", tuple(tokens[:kept]), from_draft, own))
         if self.guide is not None and self.guide.error:
-            problem = f"the grammar cannot go on after {len(self.token_ids)} tokens ({self.guide.error}); change it"
-            self.fail(RequestError(problem))
+            after = counted(len(self.token_ids), "token")
+            self.fail(RequestError(f"the grammar cannot go on after {after} ({self.guide.error}); change it"))
         return kept
 
     def end_search(self, found: Sequence[tuple[Sequence[int], float]]) -> None:

@@ -23,7 +23,7 @@ from ...engines import (
     refuse_weights,
 )
 from ...engines.bundle import VISION
-from ...engines.errors import first_line
+from ...engines.errors import counted, first_line
 
 
 class Engines(NamedTuple):
@@ -68,8 +68,8 @@ def devices_for(bundle: Bundle, device: str, devices: Sequence[str] | None) -> S
         return devices_of(device, shards)
     if len(devices) != shards:
         raise RequestError(
-            f"{len(devices)} devices are given, the target of bundle {bundle.path} is in {shards} shards; name one for "
-            "each"
+            f"the target of bundle {bundle.path} is in {counted(shards, 'shard')}, got "
+            f"{counted(len(devices), 'device')}; name one for each"
         )
     return devices
 

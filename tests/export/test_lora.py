@@ -85,7 +85,7 @@ def test_what_is_no_adapter_of_this_model_is_refused(tmp_path: Path, monkeypatch
     adapter = adapter_of(base, tmp_path / "adapter", target_modules=["q_proj"])
     with pytest.raises(ExportError, match="is an adapter; name its base model, and the adapter by --lora"):
         open_checkpoint(adapter)
-    with pytest.raises(ExportError, match="there are 1 adapters for 0 drafts"):
+    with pytest.raises(ExportError, match="1 adapter for 0 drafts, expected one for each"):
         export_bundle(base, tmp_path / "bundle", draft_lora=[adapter])
     other = tiny_llama(tmp_path / "other", hidden_size=64)
     with pytest.raises(ExportError, match=r"adapter .*adapter does not fit its base model"):

@@ -90,8 +90,8 @@ def test_each_process_holds_its_share_of_the_weights_and_of_the_cache(folder: Pa
     ("engine", "devices", "why"),
     [
         ("onnxruntime", None, "engine onnxruntime runs no shards, .* is one of 2; use engine torch or torch-compiled"),
-        ("torch", ["cpu"], "1 devices are given, the target of bundle .* is in 2 shards; name one for each"),
-        ("torch", [], "0 devices are given"),
+        ("torch", ["cpu"], "the target of bundle .* is in 2 shards, got 1 device; name one for each"),
+        ("torch", [], "got 0 devices"),
     ],
 )
 def test_what_cannot_run_shards_says_so(folder: Path, engine: str, devices: list[str] | None, why: str) -> None:
@@ -100,7 +100,7 @@ def test_what_cannot_run_shards_says_so(folder: Path, engine: str, devices: list
 
 
 def test_devices_are_as_many_as_shards_also_for_one(folder: Path) -> None:
-    with pytest.raises(RequestError, match=r"2 devices are given, the target of bundle .* is in 1 shards"):
+    with pytest.raises(RequestError, match=r"the target of bundle .* is in 1 shard, got 2 devices"):
         Decoder.open(folder / "1", "torch", devices=["cpu", "cpu"])
 
 

@@ -198,7 +198,7 @@ WRONG = {  # B is a bundle, C a checkpoint, F a file, D a folder without anythin
     "export --target C --out D --max-length 999": "more than the 256 positions of",
     "export --target C --out D --text nope": "text nope cannot be read",
     "export --target C --out D --lora nope": "adapter nope does not exist, expected the folder of one",
-    "export --target C --out D --draft-lora nope": "there are 1 adapters for 0 drafts",
+    "export --target C --out D --draft-lora nope": "1 adapter for 0 drafts, expected one for each",
     "export --target C --out D --revision main": "--revision main is for models on the Hub",
     "export --target C --out D --dtype float8": "invalid choice: 'float8'",
     "export --target C --out D --weights int2": "invalid choice: 'int2'",

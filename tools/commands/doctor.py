@@ -13,6 +13,7 @@ from typing import Any
 
 from ...engines import ENGINES, PairError, RequestError
 from ...engines.bundle.manifest import read_manifest
+from ...engines.errors import counted
 from ..console import in_bytes, progress, table
 from ..extras import PACKAGE, install_command, installed, requirements
 from ..machine import machine
@@ -150,7 +151,8 @@ def _report(found: dict[str, Any]) -> str:
     return "\n".join(
         [
             f"trt-spec {found['trt-spec']}, Python {found['python']}, {packages}",
-            f"CPU: {cpu['model']}, {cpu['cores']} cores, {' '.join(cpu['features']) or 'no vector features found'}",
+            f"CPU: {cpu['model']}, {counted(cpu['cores'], 'core')}, "
+            f"{' '.join(cpu['features']) or 'no vector features found'}",
             f"memory: {total}, {available} of it free",
             f"GPU: {', '.join(found['gpus']) or 'none found'}",
             "",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...engines import ExportError
+from ...engines.errors import counted
 from ..console import progress
 from ..exported import shown
 from ..flags.revision import add_revision_flag, at_revision
@@ -70,7 +71,9 @@ def _refuse_absent(arguments: argparse.Namespace, out: Path) -> None:
     refuse_foreign(out)
     require_pair_found(at_revision(arguments.target, arguments.revision), arguments.draft, arguments.max_length)
     if (count := len(arguments.draft_lora)) > len(arguments.draft):
-        raise ExportError(f"there are {count} adapters for {len(arguments.draft)} drafts; name one for each at most")
+        raise ExportError(
+            f"{counted(count, 'adapter')} for {counted(len(arguments.draft), 'draft')}, expected one for each at most"
+        )
     for adapter in filter(None, (arguments.lora, *arguments.draft_lora)):
         require_adapter(Path(adapter))
 

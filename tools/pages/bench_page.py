@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...engines import RequestError
+from ...engines.errors import counted
 from ..console import in_bytes
 from ..drawable import require_matplotlib
 from ..in_words import lossy, on_device, pair, place
@@ -177,7 +178,7 @@ def _table_note(result: dict[str, Any]) -> str:
 def _conditions(result: dict[str, Any]) -> Iterable[tuple[str, str]]:
     found, memory = result["conditions"], result["memory"]
     machine = found["machine"]
-    yield "machine", f"{machine['cpu']['model']}, {machine['cpu']['cores']} cores; {machine['platform']}"
+    yield "machine", f"{machine['cpu']['model']}, {counted(machine['cpu']['cores'], 'core')}; {machine['platform']}"
     yield "GPU", ", ".join(machine["gpus"]) or "none"
     yield "memory", in_bytes(machine["memory"]["total_bytes"] or 0)
     used = f"{in_bytes(memory['peak_resident_bytes'])} resident at the peak, libraries included"

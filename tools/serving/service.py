@@ -13,6 +13,7 @@ from anyio import CapacityLimiter, to_thread
 from starlette.concurrency import run_in_threadpool
 
 from ...engines import RequestError
+from ...engines.errors import counted
 from ...runtime import Decoder, SamplingParams
 from ...runtime.images.picture import Picture, more_tokens
 from ...runtime.state.asked import DraftLength
@@ -197,7 +198,7 @@ class Service:
             if room < max(max_tokens or 1, 1):
                 raise ApiError(
                     400,
-                    f"the prompt has {length} tokens and max_tokens is {max_tokens or 1}, the model takes "
+                    f"the prompt has {counted(length, 'token')} and max_tokens is {max_tokens or 1}, the model takes "
                     f"{self.max_length} together; shorten either",
                     "messages" if hasattr(body, "messages") else "prompt",
                     "context_length_exceeded",

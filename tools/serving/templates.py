@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from ...engines import EngineError, RequestError
 from ...engines.bundle import TokenizerEntry
+from ...engines.errors import counted
 from .sandbox import SafeTemplate
 from .tokenising import encoded
 
@@ -119,8 +120,8 @@ class ChatTemplate:
             wanted = sum(part.get("type") == "image" for one in messages for part in _parts_of(one["content"]))
             if (places := ids.count(self._images.image_token)) != wanted:
                 raise RequestError(
-                    f"the chat template writes {places} places for {wanted} images; give one that knows images by "
-                    "--chat-template",
+                    f"the chat template writes {counted(places, 'place')} for {counted(wanted, 'image')}; give one "
+                    "that knows images by --chat-template",
                     "messages",
                 )
         return ids

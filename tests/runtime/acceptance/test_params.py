@@ -230,7 +230,7 @@ def one(context: Sequence[int]) -> int:
 
 
 def test_generate_wants_one_params_for_all_or_one_each(decoder: Decoder):
-    with pytest.raises(RequestError, match="there are 1 SamplingParams for 2 prompts, expected one each"):
+    with pytest.raises(RequestError, match="1 SamplingParams for 2 prompts, expected one each"):
         decoder.generate([[1], [2]], [SamplingParams()])
 
 

@@ -129,7 +129,7 @@ def test_an_adapter_in_use_stays_until_its_requests_end(adapted: Adapted, expect
         with pytest.raises(RequestError, match="there is no adapter 'wide'; loaded are: narrow"):
             decoder.submit(PROMPT, GREEDY, adapter="wide")
         decoder.load_adapter("second", adapted.folders["narrow"])
-        with pytest.raises(RequestError, match="3 adapters are loaded, of which 1 are unloaded but still in use"):
+        with pytest.raises(RequestError, match=r"the room for 3 adapters is taken \(1 unloaded but still in use\)"):
             decoder.load_adapter("third", adapted.folders["narrow"])
         assert run(decoder, [request]) == [expected["wide"]]
         decoder.load_adapter("third", adapted.folders["narrow"])
@@ -145,7 +145,7 @@ def test_one_that_is_held_stays_for_requests_that_come_later(adapted: Adapted, e
             decoder.load_adapter("wide", adapted.folders["narrow"])
             rows = [decoder.submit(PROMPT, GREEDY, draft_length=3, adapter=one) for one in (held, "wide")]
             assert run(decoder, rows) == [expected["wide"], expected["narrow"]]
-            with pytest.raises(RequestError, match="3 adapters are loaded, of which 1 are unloaded but still in use"):
+            with pytest.raises(RequestError, match=r"the room for 3 adapters is taken \(1 unloaded but still in use\)"):
                 decoder.load_adapter("third", adapted.folders["narrow"])
         with pytest.raises(RequestError, match="was loaded anew"):
             decoder.submit(PROMPT, GREEDY, adapter=held)

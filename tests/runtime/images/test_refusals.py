@@ -104,7 +104,7 @@ def test_there_are_as_many_places_as_images_and_not_too_many(tmp_path: Path):
     place = reader.image_token
     assert reader.expand([5, place, 6], [picture]) == [5, *picture.tokens, 6]
     for ids in ([5], [place, 5, place]):
-        with pytest.raises(RequestError, match=r"the prompt has . places for 1 images; write <image> once for each"):
+        with pytest.raises(RequestError, match=r"the prompt has . places? for 1 image; write <image> once for each"):
             reader.expand(ids, [picture])
     with pytest.raises(RequestError, match="there are 33 images, expected at most 32"):
         reader.expand([place] * (MOST_IMAGES + 1), [picture] * (MOST_IMAGES + 1))

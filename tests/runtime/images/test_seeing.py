@@ -242,7 +242,7 @@ def test_an_image_is_seen_once_for_all_rows(llava: Seeing):
 
 def test_images_are_refused_in_a_sentence_where_they_cannot_be_seen(llava: Seeing, llama: object):
     with Decoder.open(llava.bundle) as decoder:
-        with pytest.raises(RequestError, match=r"the prompt has 0 places for 1 images; write <image> once for each"):
+        with pytest.raises(RequestError, match=r"the prompt has 0 places for 1 image; write <image> once for each"):
             decoder.submit("nothing to see", images=[image(9, 9)])
         with pytest.raises(RequestError, match=r"an image cannot be read"):
             decoder.submit(llava.placeholder, images=[b"GIF89a, but not really"])
@@ -267,5 +267,5 @@ def test_what_the_model_has_said_itself_holds_no_images(llava: Seeing):
         while not moved.finished:
             decoder.step()
         assert moved.output().token_ids == whole[8:]
-        with pytest.raises(RequestError, match="places for 1 images"):
+        with pytest.raises(RequestError, match="for 1 image;"):
             decoder.submit([*ids, *whole[:8]], params, images=files)

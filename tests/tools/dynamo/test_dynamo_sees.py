@@ -98,8 +98,8 @@ def test_what_cannot_be_seen_is_one_sentence(llava: Seeing, made, monkeypatch: p
         engine, Context = made(decoder)
         await engine.start(1)
         for prompt, urls, sentence in (
-            ("abc", [url], "the prompt has 0 places for 1 images"),
-            (place * 2, [url], "the prompt has 2 places for 1 images"),
+            ("abc", [url], "the prompt has 0 places for 1 image"),
+            (place * 2, [url], "the prompt has 2 places for 1 image"),
             (place, ["https://a.example/b.png"], "images from a.example are not fetched here"),
             (place, ["data:image/png;base64,AAAA"], "an image cannot be read"),
             (place, [url] * (MOST_IMAGES + 1), "there are 33 images, expected at most 32"),

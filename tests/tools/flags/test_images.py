@@ -68,7 +68,7 @@ def test_what_is_no_image_is_refused(llava: Seeing, llama: Pair, run: Run, files
         )
 
     assert_refused(generate(llama.bundle, "a", files[0]), "reads no images; leave them out")
-    assert_refused(generate(llava.bundle, "a", files[0]), "the prompt has 0 places for 1 images; write <image> once")
+    assert_refused(generate(llava.bundle, "a", files[0]), "the prompt has 0 places for 1 image; write <image> once")
     assert_refused(generate(llava.bundle, "<image>", tmp_path / "absent"), "absent cannot be read (No such file")
     (tmp_path / "text.png").write_text("no image")
     assert_refused(generate(llava.bundle, "<image>", tmp_path / "text.png"), "an image cannot be read (")

@@ -226,7 +226,7 @@ def test_hosts_of_images_are_for_models_that_see(llama: Pair):
 def test_a_template_that_knows_no_images_is_named(llava: Seeing):
     with serving(llava, template="{% for m in messages %}{{ m.content }}{% endfor %}", names=["eyes"]) as served:
         error = refused(served, messages(data_url(FIRST)))
-    assert error["message"].startswith("the chat template writes 0 places for 1 images; give one that knows images")
+    assert error["message"].startswith("the chat template writes 0 places for 1 image; give one that knows images")
 
 
 class Pages(BaseHTTPRequestHandler):

@@ -61,6 +61,7 @@ def test_a_field_of_the_api_that_is_not_supported_is_refused_by_name_and_reason(
         ("/v1/completions", {"prompt": [2**30], "echo": True}, "prompt", "prompt token id 1073741824 is outside"),
         ("/v1/completions", {"prompt": [64]}, "prompt", "prompt token id 64 is outside the vocabulary of 64 tokens"),
         ("/v1/completions", {"prompt": "a" * 256}, "prompt", "the prompt has 256 tokens and max_tokens is 1"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 999}, "prompt", "the prompt has 1 token and max_tokens is"),
         ("/v1/completions", {"max_tokens": 999}, "prompt", "the prompt has 3 tokens and max_tokens is 999, the model"),
         ("/v1/completions", {"drafter": "oracle"}, "drafter", "drafter is 'oracle', expected one of"),
         (
