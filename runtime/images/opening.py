@@ -20,7 +20,7 @@ MOST_IMAGES = 32  # in a prompt
 def open_image(content: bytes) -> Image:
     """Return the first frame of an image, upright and in three colours, as transformers loads it."""
     try:
-        from PIL import Image, ImageOps
+        from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError as error:
         raise RequestError("to read images needs Pillow; pip install 'trt-spec[images]'", "images") from error
     if not content or len(content) > MOST_BYTES:
@@ -32,8 +32,10 @@ def open_image(content: bytes) -> Image:
     except RequestError:
         raise
     except Exception as error:  # a damaged file makes its reader raise whatever it meets
+        unknown = isinstance(error, UnidentifiedImageError)  # whose own words hold the address of an object
+        why = "it has no format that is known here" if unknown else first_line(error)
         raise RequestError(
-            f"an image cannot be read ({first_line(error)}); expected a whole file of {', '.join(FORMATS)}", "images"
+            f"an image cannot be read ({why}); expected a whole file of {', '.join(FORMATS)}", "images"
         ) from error
 
 

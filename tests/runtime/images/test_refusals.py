@@ -47,7 +47,7 @@ def saved(kind: str, **options: Any) -> bytes:
     [
         (b"", "an image has 0 bytes, expected 1 to 20,971,520"),
         (b"x" * (MOST_BYTES + 1), "an image has 20,971,521 bytes, expected 1 to 20,971,520"),
-        (b"no image", "an image cannot be read (cannot identify image file"),
+        (b"no image", "an image cannot be read (it has no format that is known here); expected"),
         (image_file(90, 90)[:400], "expected a whole file of PNG, JPEG, WEBP, GIF"),
         (image_file(90, 90, kind="JPEG")[:2000], "an image cannot be read (image file is truncated"),
         (huge(8_001, 8_000), "an image has 8,001 x 8,000 pixels, expected at most 64,000,000 in all; make it smaller"),
