@@ -19,7 +19,8 @@ def load_certificate(context: SSLContext, certificate: Path, key: Path | None) -
     try:
         context.load_cert_chain(certificate, key, lambda: "")
     except (OSError, ValueError) as error:  # SSLError is an OSError
+        given = f"{certificate} and {key} are no" if key else f"{certificate} is no"
         raise RequestError(
-            f"{certificate} and {key or certificate} are no certificate and its key ({first_line(error)}); give PEM "
-            "files that belong together, the key without a password"
+            f"{given} certificate and its key ({first_line(error)}); give PEM files that belong together, the "
+            "key without a password"
         ) from error

@@ -388,7 +388,7 @@ def test_a_second_signal_does_not_wait(start):
         (["--max-model-len", "4096"], "sequences of 4096 tokens are asked for, the models allow"),
         (["--generation-config"], "keeps no defaults of a generation_config.json"),
         (["--ssl-keyfile", "KEY"], "--ssl-keyfile is the key of --ssl-certfile, which is missing; give both"),
-        (["--ssl-certfile", "BROKEN"], "BROKEN are no certificate and its key ("),
+        (["--ssl-certfile", "BROKEN"], "BROKEN is no certificate and its key ("),
         (["--host", "203.0.113.7"], "cannot listen on 203.0.113.7 port 8000 ("),
         (["--api-key", ""], "argument --api-key: it is empty, so that nothing would be protected; give a value"),
         (["--api-key", "key", "--api-key", " "], "argument --api-key: it is empty"),
@@ -414,7 +414,7 @@ def test_what_cannot_be_served_is_refused_in_one_line(run, llama: Pair, tmp_path
     ("arguments", "message"),
     [
         (["--api-key-file", "/none"], "--api-key-file /none cannot be read"),
-        (["--ssl-certfile", "/none"], "/none and /none are no certificate and its key"),
+        (["--ssl-certfile", "/none"], "/none is no certificate and its key ("),
         (["--chat-template", "/none"], "chat template /none cannot be read"),
         (["--rows-per-key", "2"], "bound each key, but there is none"),
     ],
