@@ -27,7 +27,12 @@ REFUSED = {
     "alora_invocation_tokens": "begins at certain tokens (aLoRA)",
     "megatron_config": "is split as Megatron splits models",
     "layer_replication": "repeats layers",
+    "use_bdlora": "has matrices in blocks (BD-LoRA)",
+    "arrow_config": "chooses among adapters by token (Arrow)",
 }
+# How training began may have changed the weights of the base model: not by these ways.
+BEGUN_BESIDE = (True, False, None, "gaussian", "eva", "orthogonal")
+USUAL = {"r": 8, "lora_alpha": 8}  # PEFT's, where a file has none
 SPARE_BYTES = 2**20  # for names and settings
 Pair = tuple[Tensor, Tensor]  # [rank, inputs] and [rank, outputs], the second scaled
 
@@ -59,7 +64,9 @@ def read_adapter(folder: Path, room: Adapters, dtype: torch.dtype = torch.float3
     pairs = {}
     for name, own in found.items():
         product = _product(folder, name, room)
-        pairs[product.name] = _pair(folder, product, own, fields, room.rank, dtype)
+        if product.name in pairs:
+            raise RequestError(f"adapter {folder} adapts {product.name} under two names, one is {name}; save it again")
+        pairs[product.name] = _pair(folder, name, product, own, fields, room.rank, dtype)
     if not pairs:
         raise RequestError(f"adapter {folder} adapts nothing; expected lora_A and lora_B of some layer")
     return Read(pairs, sha256(config + weights).hexdigest())
@@ -71,9 +78,12 @@ def _product(folder: Path, name: str, room: Adapters) -> Product:
     A text model that sees was a part of what the adapter names.
     """
     own = OF_WHOLE.sub("", name)
-    for one in room.products:
-        if one.name == own or one.name.endswith(f".{own}"):
-            return one
+    named = [one for one in room.products if f".{one.name}".endswith(f".{own}")]
+    found = [one for one in named if one.name == own] or named
+    if len(found) > 1:
+        raise RequestError(f"adapter {folder} adapts {name}, which may be {found[0].name} or {found[1].name}")
+    if found:
+        return found[0]
     kinds = ", ".join(dict.fromkeys(one.name.rpartition(".")[2] for one in room.products)) or "no layer"
     raise RequestError(f"adapter {folder} adapts {name}, which this bundle has no room beside; it has for {kinds}")
 
@@ -108,11 +118,22 @@ def _settings(folder: Path, config: bytes) -> dict[str, Any]:
             raise RequestError(f"adapter {folder} {why} ({name}); merge it with export-models --lora")
     if fields.get("bias", "none") != "none":
         raise RequestError(f"adapter {folder} trains biases ({fields['bias']}); merge it with export-models --lora")
+    if (begun := fields.get("init_lora_weights", True)) not in BEGUN_BESIDE or fields.get("kasa_config") is not None:
+        raise RequestError(
+            f"adapter {folder} changes the weights of its base model (init_lora_weights {begun!r}, kasa_config "
+            f"{fields.get('kasa_config')!r}); merge it with export-models --lora"
+        )
     return fields
 
 
 def _pair(
-    folder: Path, product: Product, own: Mapping[str, Tensor], fields: dict[str, Any], most: int, dtype: torch.dtype
+    folder: Path,
+    name: str,
+    product: Product,
+    own: Mapping[str, Tensor],
+    fields: dict[str, Any],
+    most: int,
+    dtype: torch.dtype,
 ) -> Pair:
     if own.keys() != {"A", "B"}:
         raise RequestError(f"adapter {folder} has lora_{next(iter(own))} of {product.name} alone; save it again")
@@ -128,7 +149,11 @@ def _pair(
             f"adapter {folder} has matrices {list(down.shape)} and {list(up.shape)} of {product.name}, expected "
             f"{[rank, product.inputs]} and {[product.outputs, rank]}; it belongs to another model"
         )
-    alpha = _alpha(folder, product.name, fields, rank)
+    if (said := _number(folder, name, fields, "r", "rank_pattern")) != rank:
+        raise RequestError(
+            f"adapter {folder} has rank {rank} at {product.name}, its {CONFIG} says {said:g}; save it again"
+        )
+    alpha = _number(folder, name, fields, "lora_alpha", "alpha_pattern")
     scale = alpha / sqrt(rank) if fields.get("use_rslora") else alpha / rank
     pair = down.to(dtype), (up * scale).T.contiguous().to(dtype)
     if not all(bool(torch.isfinite(one).all()) for one in pair):  # as they are stored
@@ -136,17 +161,20 @@ def _pair(
     return pair
 
 
-def _alpha(folder: Path, module: str, fields: dict[str, Any], usual: int) -> float:
-    """Return the alpha of a module: by the first key of PEFT's pattern that names its end, or that of all."""
-    pattern = fields.get("alpha_pattern") or {}
+def _number(folder: Path, module: str, fields: dict[str, Any], name: str, of_pattern: str) -> float:
+    """Return the rank or alpha of a module, called as the adapter calls it.
+
+    It is that of the first key of PEFT's pattern that names its end, or that of all.
+    """
+    pattern = fields.get(of_pattern) or {}
     try:
         found = [value for key, value in pattern.items() if re.fullmatch(rf"(.*\.)?({key})", module)]
-        alpha = float([*found, fields.get("lora_alpha", usual)][0])
+        number = float([*found, fields.get(name, USUAL[name])][0])
     except (AttributeError, TypeError, ValueError, OverflowError, re.error) as error:
         raise RequestError(
-            f"{folder / CONFIG} has lora_alpha {fields.get('lora_alpha')!r} and alpha_pattern {pattern!r}, expected "
+            f"{folder / CONFIG} has {name} {fields.get(name)!r} and {of_pattern} {pattern!r}, expected "
             f"numbers by names of modules ({error})"
         ) from error
-    if not isfinite(alpha):
-        raise RequestError(f"{folder / CONFIG} has lora_alpha {alpha!r}, expected a number")
-    return alpha
+    if not isfinite(number):
+        raise RequestError(f"{folder / CONFIG} has {name} {number!r}, expected a number")
+    return number

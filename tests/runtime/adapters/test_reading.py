@@ -1,6 +1,7 @@
 """An adapter is read as PEFT means it, and what cannot be computed beside the weights is refused by name."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -13,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from trt_spec.engines import Adapters, Product, RequestError
 from trt_spec.runtime.memory.adapter_files import read_adapter
 
-from ...kit.adapters import Adapted
+from ...kit.adapters import Adapted, adapter_of
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +42,44 @@ def test_it_adds_what_peft_adds_to_each_matrix(adapted: Adapted, room: Adapters,
         torch.testing.assert_close(weights[0] + added, weights[1], rtol=0, atol=1e-5)
 
 
-def changed(folder: Path, out: Path, tensors: Any = None, **settings: object) -> Path:
+def changed(folder: Path, out: Path, tensors: Any = None, without: Collection[str] = (), **settings: object) -> Path:
     copytree(folder, out)
     config = out / "adapter_config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | settings))
+    fields = json.loads(config.read_text()) | settings
+    config.write_text(json.dumps({name: field for name, field in fields.items() if name not in without}))
     if tensors is not None:
         file = out / "adapter_model.safetensors"
         save_file(tensors(load_file(file)), file)
     return out
+
+
+@pytest.mark.parametrize("without", ["lora_alpha", "r", "use_rslora", "bias", "rank_pattern", "alpha_pattern"])
+def test_what_a_file_lacks_is_as_peft_takes_it(adapted: Adapted, room: Adapters, tmp_path: Path, without: str) -> None:
+    product = room.products[0]
+    settings: dict[str, Any] = {"r": 8, "lora_alpha": 16, "target_modules": [product.name.rpartition(".")[2]]}
+    if without in ("lora_alpha", "use_rslora"):
+        settings |= {"r": 4, "use_rslora": without == "use_rslora"}
+    made = adapter_of(adapted.pair.checkpoint, tmp_path / "made", **settings)
+    folder = changed(made, tmp_path / "changed", without=[without])
+    before = AutoModelForCausalLM.from_pretrained(adapted.pair.checkpoint, dtype=torch.float32)
+    weight = before.get_submodule(product.name).weight.detach().clone()
+    after = PeftModel.from_pretrained(before, folder).merge_and_unload().get_submodule(product.name).weight
+    down, up = read_adapter(folder, room).pairs[product.name]
+    torch.testing.assert_close(weight + up.T @ down, after, rtol=0, atol=1e-5)
+
+
+def test_a_pattern_names_modules_as_the_adapter_does(adapted: Adapted, room: Adapters, tmp_path: Path) -> None:
+    """One that was trained on a model that sees calls its text model a part of the whole."""
+
+    def part(own: Any) -> Any:
+        return {name.replace("model.layers", "model.language_model.layers"): one for name, one in own.items()}
+
+    folder = adapted.folders["narrow"]
+    pattern = {r"^model\.language_model\.layers\.0\.self_attn\.q_proj": 1000}
+    plain = read_adapter(changed(folder, tmp_path / "plain", part, alpha_pattern={}), room).pairs
+    named = read_adapter(changed(folder, tmp_path / "named", part, alpha_pattern=pattern), room).pairs
+    other = {name for name in plain if not torch.equal(plain[name][1], named[name][1])}
+    assert other == {"model.layers.0.self_attn.q_proj"}
 
 
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -63,6 +94,31 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "pattern": ("expected numbers by names of modules", {"alpha_pattern": ["q_proj"]}),
     "expression": ("expected numbers by names of modules", {"alpha_pattern": {"(": 1}}),
     "repeated": ("repeats layers", {"layer_replication": [[0, 2]]}),
+    "told rank": (r"has rank 4 at .*proj, its adapter_config\.json says 3; save it again", {"r": 3}),
+    "untold rank": (r"has rank 4 at .*proj, its adapter_config\.json says 8", {"without": ["r"]}),
+    "PiSSA": (r"changes the weights of its base model \(init_lora_weights 'pissa'", {"init_lora_weights": "pissa"}),
+    "KaSA": ("changes the weights of its base model .*; merge it", {"kasa_config": {}}),
+    "blocks": (r"has matrices in blocks \(BD-LoRA\) \(use_bdlora\)", {"use_bdlora": {"nblocks": 2}}),
+    "twice": (
+        r"adapts model\.layers\.0\.self_attn\.q_proj under two names, one is ",
+        {
+            "tensors": lambda own: (
+                own
+                | {
+                    f"{Q}.lora_{one}.weight".replace("model.layers", "layers"): own[f"{Q}.lora_{one}.weight"].clone()
+                    for one in "AB"
+                }
+            )
+        },
+    ),
+    "short": (
+        r"adapts self_attn\.q_proj, which may be model\.layers\.0\.self.* or model\.layers\.1\.self",
+        {
+            "tensors": lambda own: {
+                f"base_model.model.self_attn.q_proj.lora_{one}.weight": own[f"{Q}.lora_{one}.weight"] for one in "AB"
+            }
+        },
+    ),
     "no rank": (
         r"has matrices \[0, 32\] and .* it belongs to another model",
         {"tensors": lambda own: own | {f"{Q}.lora_A.weight": torch.zeros(0, 32)}},
