@@ -27,7 +27,8 @@ from ...engines import (
 from .quality import engine_logits
 
 ENGINE = "torch"
-MOST_READ_MORE = 8  # tokens of the text that are read with an image, and with an adapter
+MOST_READ_MORE = 8  # tokens of the text that are read in two rows, with an image, and with an adapter
+ROWS = 2
 SIZE = 0.3  # of what a random adapter adds, beside what it reads
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}  # of the scale: sums are made in another order
 OF_ROUNDED = 1e-1  # of a cache in eight bits, in which a last bit more makes an entry the next number
@@ -45,20 +46,24 @@ def whole_logits(graph: Path, contract: Contract, tokens: Sequence[int]) -> Tens
 def _logits(engine: Engine, whole: Contract, tokens: Sequence[int]) -> Tensor:
     """Return the logits of the text, after a random source if the graph reads one.
 
-    If it sees, those of the text's beginning follow with an entry of an image among its tokens; if it has room for
+    Those of the text's beginning follow, in one call with its end read backwards: what is cut along its rows is right
+    for a single one. If it sees, there are those with an entry of an image among its tokens, too; if it has room for
     adapters, those with a random one.
     """
     source = dict(_source(engine, whole))
     found = [engine_logits(engine, list(tokens), source)]
+    step = _step(engine, source, [tokens[:MOST_READ_MORE], tokens[::-1][:MOST_READ_MORE]], {})
+    step.run()
+    found += step.logits
     if whole.image_size:
-        step = _step(engine, source, tokens[:MOST_READ_MORE], {})
+        step = _step(engine, source, [tokens[:MOST_READ_MORE]], {})
         step.input_ids[0, ::2] = whole.vocab_size  # the first entry
         entry = torch.randn(whole.image_size, generator=torch.Generator().manual_seed(0))
         step.inputs[f"past_{IMAGES}"].copy_(entry)
         step.run()
         found.append(step.logits[0])
     if engine.contract.adapters is not None:
-        step = _step(engine, source, tokens[:MOST_READ_MORE], _adapter(engine, engine.contract.adapters))
+        step = _step(engine, source, [tokens[:MOST_READ_MORE]], _adapter(engine, engine.contract.adapters))
         step.run()
         found.append(step.logits[0])
     return torch.cat(found)
@@ -69,8 +74,8 @@ def _source(engine: Engine, whole: Contract) -> Iterator[tuple[str, Tensor]]:
     generator = torch.Generator().manual_seed(0)
     for state, own in zip(whole.of_kind(SOURCE), engine.contract.of_kind(SOURCE), strict=True):
         dtype = getattr(torch, own.dtype)
-        numbers = torch.randn(state.memory(1, GRANULE), generator=generator).to(dtype)
-        memory = engine.everywhere(torch.zeros(own.memory(1, GRANULE), dtype=dtype, device=engine.device))
+        numbers = torch.randn(state.memory(ROWS, GRANULE), generator=generator).to(dtype)
+        memory = engine.everywhere(torch.zeros(own.memory(ROWS, GRANULE), dtype=dtype, device=engine.device))
         engine.put(memory, numbers, 1, heads_in_parts(state.shape[0], own.shape[0]))
         yield own.name, memory
 
@@ -91,20 +96,22 @@ def _adapter(engine: Engine, room: Adapters) -> dict[str, Tensor]:
     return given | {ADAPTER: ours[:1].clone(), OWNERS: ours}
 
 
-def _step(engine: Engine, source: Mapping[str, Tensor], tokens: Sequence[int], given: Mapping[str, Tensor]) -> Step:
-    """Make a step that reads a short text at once."""
-    contract, width = engine.contract, len(tokens)
-    cache = blank_cache(contract, 1, width, engine.device)
+def _step(
+    engine: Engine, source: Mapping[str, Tensor], texts: Sequence[Sequence[int]], given: Mapping[str, Tensor]
+) -> Step:
+    """Make a step that reads short texts of one length at once, each in a row."""
+    contract, rows, width = engine.contract, len(texts), len(texts[0])
+    cache = blank_cache(contract, rows, width, engine.device)
     cache |= {state.name: engine.everywhere(cache[state.name]) for state in contract.kept} | dict(source)
     inputs = {
-        "input_ids": torch.tensor([list(tokens)], device=engine.device),
-        "start": torch.zeros(1, dtype=torch.int64, device=engine.device),
+        "input_ids": torch.tensor([list(text) for text in texts], device=engine.device),
+        "start": torch.zeros(rows, dtype=torch.int64, device=engine.device),
         **given,
     }
     if contract.recurrent:
-        inputs["fold"] = torch.full((1,), width, device=engine.device)
-    logits = torch.zeros(1, width, contract.vocab_size, device=engine.device)
-    return make_step(engine, cache_rows(contract, cache, 0, 1), inputs, {"logits": logits})
+        inputs["fold"] = torch.full((rows,), width, device=engine.device)
+    logits = torch.zeros(rows, width, contract.vocab_size, device=engine.device)
+    return make_step(engine, cache_rows(contract, cache, 0, rows), inputs, {"logits": logits})
 
 
 def check_shards(graph: Path, contract: Contract, whole: Contract, tokens: Sequence[int], wanted: Tensor) -> float:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 import torch.distributed as dist
 from trt_spec.engines import Bundle, BundleError, ExportError, blank_cache, blank_step
@@ -87,6 +88,23 @@ def test_shards_that_lack_a_sum_are_refused(llama: Pair, tmp_path: Path, monkeyp
     whole = Shard._sum
     left_out = {"linear_6"}
     monkeypatch.setattr(Shard, "_sum", lambda self, name: name in left_out or whole(self, name))
+    with pytest.raises(ExportError, match="the 2 shards of the target do not compute what the whole graph does"):
+        export_bundle(llama.checkpoint, tmp_path / "bundle", shards=2)
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_shards_that_are_wrong_for_a_second_row_are_refused(
+    llama: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change = Shard._change
+
+    def first_row_alone(self: Shard, node: ir.Node) -> None:
+        change(self, node)
+        for place, given in enumerate(node.inputs):
+            if given is not None and given.name == "linear_6.AllReduce":
+                self._take_first(node, place, 0, 1)
+
+    monkeypatch.setattr(Shard, "_change", first_row_alone)
     with pytest.raises(ExportError, match="the 2 shards of the target do not compute what the whole graph does"):
         export_bundle(llama.checkpoint, tmp_path / "bundle", shards=2)
     assert not (tmp_path / "bundle").exists()
