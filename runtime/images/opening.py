@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ...engines import RequestError
@@ -15,6 +17,17 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MOST_BYTES = 20 * 2**20
 MOST_IMAGES = 32  # in a prompt
+
+
+@contextmanager
+def numbered(number: int, count: int) -> Iterator[None]:
+    """Say of several images which one is refused."""
+    try:
+        yield
+    except RequestError as error:
+        if count == 1:
+            raise
+        raise RequestError(f"image {number} of {count}: {error}", error.field) from error
 
 
 def open_image(content: bytes) -> Image:

@@ -12,6 +12,7 @@ from ..acceptance.sampling_params import SamplingParams
 from ..drafters import PREDICTING, usual_drafter
 from ..drafters.model import DraftModel
 from ..grammars.compiler import Compiler
+from ..images.opening import numbered
 from ..images.picture import Picture
 from ..images.reader import ImageReader
 from ..lengths.drafting import DraftingRules
@@ -131,7 +132,10 @@ class Intake:
         reader, vision = self.images, self._bundle.vision
         assert reader is not None, "a bundle that sees says how images are read"
         assert vision is not None
-        pictures = [one if isinstance(one, Picture) else reader.read(one) for one in images]
+        pictures = list[Picture]()
+        for number, one in enumerate(images, 1):
+            with numbered(number, len(images)):
+                pictures.append(one if isinstance(one, Picture) else reader.read(one))
         ids = self._encode(reader.surrounded(prompt, pictures) if isinstance(prompt, str) else prompt)
         own = len(ids) - said
         ids = [*reader.expand(ids[:own], pictures), *ids[own:]]

@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 
 from ...engines import RequestError
 from ...runtime import Decoder
-from ...runtime.images.opening import MOST_BYTES, MOST_IMAGES
+from ...runtime.images.opening import MOST_BYTES, MOST_IMAGES, numbered
 from ...runtime.images.picture import Picture, more_tokens
 from ...runtime.images.reader import ImageReader
 from .bodies import ImagePart, Message
@@ -68,11 +68,12 @@ class ImageLoader:
             raise ApiError(400, f"there are {len(urls)} images, expected at most {MOST_IMAGES}; send less", "messages")
         with in_terms_of(NAMES):
             pictures: list[Picture] = []
-            for url in urls:
+            for number, url in enumerate(urls, 1):
                 self._refuse_more()
-                content = await to_thread.run_sync(_content, url, self.hosts, limiter=self.fetching)
-                async with self.one:
-                    pictures.append(await run_in_threadpool(self.read, self.reader, content))
+                with numbered(number, len(urls)):
+                    content = await to_thread.run_sync(_content, url, self.hosts, limiter=self.fetching)
+                    async with self.one:
+                        pictures.append(await run_in_threadpool(self.read, self.reader, content))
                 if more_tokens(pictures) > self.max_length:  # the others need not be read
                     raise ApiError(
                         400,

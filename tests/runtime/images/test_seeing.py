@@ -246,6 +246,8 @@ def test_images_are_refused_in_a_sentence_where_they_cannot_be_seen(llava: Seein
             decoder.submit("nothing to see", images=[image(9, 9)])
         with pytest.raises(RequestError, match=r"an image cannot be read"):
             decoder.submit(llava.placeholder, images=[b"GIF89a, but not really"])
+        with pytest.raises(RequestError, match=r"^image 2 of 3: an image cannot be read"):
+            decoder.submit(llava.placeholder * 3, images=[image(9, 9), b"GIF89a, but not really", image(9, 9)])
         with pytest.raises(RequestError, match=r"images for 1 of 2 prompts, expected a list for each"):
             decoder.generate(["a", "b"], images=[[]])
     with Decoder.open(llama.bundle) as decoder, pytest.raises(RequestError, match=r"reads no images; .* --images"):  # type: ignore[attr-defined]

@@ -177,6 +177,8 @@ def test_what_is_no_image_is_one_sentence(eyes: Served, url: str, said: str):
     error = refused(eyes, messages(url))
     assert said in error["message"]
     assert error["param"] == "messages"
+    among = refused(eyes, messages(data_url(FIRST), url))
+    assert among == error | {"message": f"image 2 of 2: {error['message']}"}
 
 
 def test_a_request_that_is_refused_without_its_images_is_refused_before_they_are_read(eyes: Served):
