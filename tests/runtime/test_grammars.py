@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper
+from trt_spec.engines.errors import counted
 from trt_spec.runtime import Decoder, EntropyRule, Grammar, Request, RequestError, SamplingParams
 from trt_spec.runtime.acceptance.accept import residual
 from trt_spec.runtime.acceptance.filters.grammar import Allowed, exclude, unpacked
@@ -204,7 +205,8 @@ def test_a_grammar_whose_tokens_are_all_banned_ends_its_own_request_by_an_error(
             request = decoder.submit(PROMPTS[0], params, draft_length=draft_length, drafter="random")
             other = decoder.submit(PROMPTS[1], neighbour, draft_length=4)
             run(decoder, [request, other])
-            message = rf"the grammar cannot go on after {before} tokens \(logit_bias bans all that it allows there\)"
+            said = counted(before, "token")
+            message = rf"the grammar cannot go on after {said} \(logit_bias bans all that it allows there\)"
             with pytest.raises(RequestError, match=message):
                 request.output()
             assert len(request.token_ids) == before
@@ -216,7 +218,7 @@ def test_letters_that_the_vocabulary_lacks_end_a_request_by_an_error(decoder: De
     run(decoder, [request])
     with pytest.raises(
         RequestError,
-        match=r"the grammar cannot go on after 1 tokens \(nothing can follow: the vocabulary lacks what it asks for\)",
+        match=r"the grammar cannot go on after 1 token \(nothing can follow: the vocabulary lacks what it asks for\)",
     ):
         request.output()
 

@@ -14,7 +14,7 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.loops.auto import auto_loop_factory
 
-from ...engines.errors import first_line
+from ...engines.errors import counted, first_line
 from ..console import say
 from .connections import Connection, raise_file_limit
 from .delivery import first_of
@@ -109,7 +109,7 @@ async def serve_until(
     serving = asyncio.gather(*(server.serve(sockets=[one]) for server, one in zip(servers, listeners, strict=True)))
     try:
         await first_of(end.wait(), first_of(asyncio.shield(serving), service.stepper.dead.wait()))
-        log.info("draining %d requests", len(service.stepper.tickets))
+        log.info("draining %s", counted(len(service.stepper.tickets), "request"))
         if not await first_of(service.stepper.drain(drain_seconds), end_now.wait()):
             await service.stepper.drain(0)
         for server in servers:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ from trt_spec.runtime import Output, Piece, Speculation, Usage
 from trt_spec.tools.serving.answers import AnyChoice
 from trt_spec.tools.serving.bodies import CompletionBody, StreamOptions
 from trt_spec.tools.serving.choices import ChoiceWriter
-from trt_spec.tools.serving.delivery import Stream
+from trt_spec.tools.serving.delivery import Stream, total_usage
 
 
 class ScriptedGroup:
@@ -82,7 +83,8 @@ def sent_by(group: ScriptedGroup, writer: ScriptedWriter) -> list[dict]:
     async def send(message: dict) -> None:
         messages.append(message)
 
-    asyncio.run(Stream(service, group, writer, 1)({"type": "http"}, receive, send))
+    usage_of = partial(total_usage, group, 1, False)
+    asyncio.run(Stream(service, group, writer, usage_of)({"type": "http"}, receive, send))
     return messages
 
 
