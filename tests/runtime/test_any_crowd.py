@@ -1,7 +1,7 @@
 """A request with a seed has one text: alone, and in any crowd that comes, goes and gives up its places at random."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,9 @@ class Ask:
         return decoder.submit(self.prompt, self.params, **self.more)
 
 
-def some_asks(choose: random.Random, growing: Sequence[str], others: Sequence[str], prompt: Callable[[], Any]) -> Any:
+def some_asks(
+    choose: random.Random, growing: Sequence[str], others: Sequence[str], prompt: Callable[[], Any]
+) -> Iterator[Ask]:
     """Make a few requests; drafters that are `growing` may grow trees."""
     for _ in range(choose.randrange(2, 7)):
         params = SamplingParams(
@@ -73,8 +75,11 @@ def have_one_text(bundle: Path, growing: Sequence[str], others: Sequence[str], p
         for _ in range(CROWDS):
             asks = list(some_asks(choose, growing, others, lambda: prompt(choose)))
             expected = said(alone, asks)
-            room = {"max_batch": choose.choice((2, 3, 5, 8)), "prefix_bytes": choose.choice((None, 1 << 24))}
-            with Decoder.open(bundle, **room) as decoder:  # type: ignore[arg-type]
+            room: dict[str, Any] = {
+                "max_batch": choose.choice((2, 3, 5, 8)),
+                "prefix_bytes": choose.choice((None, 1 << 24)),
+            }
+            with Decoder.open(bundle, **room) as decoder:
                 for _ in range(2):
                     assert said(decoder, asks, choose) == expected, asks
 

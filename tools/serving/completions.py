@@ -31,16 +31,16 @@ class CompletionWriter(ChoiceWriter[CompletionChoice, CompletionChoice]):
         self._body: CompletionBody = body
         self._echoes, self._prompts = echoes, prompts
         self._offsets: dict[int, Offsets] = {}
-        self._reads_only = body.max_tokens == 0
+        self.reads_only = body.max_tokens == 0
 
     def choice(self, index: int, output: Output) -> CompletionChoice:
-        tokens = () if self._reads_only else output.token_ids
+        tokens = () if self.reads_only else output.token_ids
         echo = self._echo(index)
         before = self._prompt(index) if output.prompt_logprobs is not None else ()
         logprobs = [*(output.prompt_logprobs or ()), *(output.logprobs or ())[: len(tokens)]]
         choice = CompletionChoice(
             index=index,
-            text=echo + ("" if self._reads_only else output.text),
+            text=echo + ("" if self.reads_only else output.text),
             finish_reason=self._reason(output),
             logprobs=self._logprobs(index, [*before, *tokens], logprobs),
         )
@@ -59,7 +59,7 @@ class CompletionWriter(ChoiceWriter[CompletionChoice, CompletionChoice]):
         text = "".join(piece.text for piece in pieces)
         tokens = [token for piece in pieces for token in piece.token_ids]
         logprobs: list[TokenLogprob | None] = [one for piece in pieces for one in piece.logprobs]
-        if self._reads_only:
+        if self.reads_only:
             text, tokens, logprobs = "", [], []
         written = tokens
         if self._body.echo and self._body.logprobs is not None and index not in self._offsets:  # known only now
@@ -77,7 +77,7 @@ class CompletionWriter(ChoiceWriter[CompletionChoice, CompletionChoice]):
         return CompletionChoice(index=index, text="", finish_reason=self._reason(output))
 
     def _reason(self, output: Output) -> FinishReason:
-        return "length" if self._reads_only else reason_of(output)
+        return "length" if self.reads_only else reason_of(output)
 
     def _prompt(self, index: int) -> Sequence[int]:
         return self._prompts[index // (self._body.n or 1)]
@@ -124,8 +124,7 @@ async def complete(request: HttpRequest) -> Response:
     shown = prompts if body.truncate_prompt_tokens is None else read
     echoes = [text_of(one, service) for one in shown] if body.echo else []  # of tokens that the decoder has checked
     writer = CompletionWriter(service, body, echoes, read)
-    reads_only = body.max_tokens == 0
-    return delivery_of(group, writer, service, stream=body.stream, each=body.n or 1, reads_only=reads_only)
+    return delivery_of(group, writer, service, stream=body.stream, each=body.n or 1, reads_only=writer.reads_only)
 
 
 def text_of(prompt: str | list[int], service: Service) -> str:

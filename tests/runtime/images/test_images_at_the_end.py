@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from trt_spec.export import export_bundle
@@ -27,9 +28,9 @@ def unlike(llava: Seeing, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bundle"
 
 
-def begin(decoder: Decoder, most: int, **drafting: object) -> None:
+def begin(decoder: Decoder, most: int, **drafting: Any) -> None:
     """Let a neighbour begin that says so many tokens."""
-    decoder.submit("only text", replace(PARAMS, max_new_tokens=most), **drafting)  # type: ignore[arg-type]
+    decoder.submit("only text", replace(PARAMS, max_new_tokens=most), **drafting)
     decoder.step()
 
 
@@ -53,13 +54,13 @@ def test_a_text_is_the_same_after_a_preemption_and_with_a_prefix(
     llava: Seeing, unlike: Path, rule: str, drafter: str, before: str
 ):
     asked = f"{before}{llava.placeholder}", replace(PARAMS, rule=rule)
-    given = {"images": IMAGES, "drafter": drafter, "draft_length": 4}
+    given: dict[str, Any] = {"images": IMAGES, "drafter": drafter, "draft_length": 4}
     with Decoder.open(unlike, prefix_bytes=ALL_KEPT) as decoder:
-        expected = text_of(decoder, first := decoder.submit(*asked, **given))  # type: ignore[arg-type]
-        again = text_of(decoder, decoder.submit(*asked, **given))  # type: ignore[arg-type]
+        expected = text_of(decoder, first := decoder.submit(*asked, **given))
+        again = text_of(decoder, decoder.submit(*asked, **given))
         for after in (1, 2, 4):
             begin(decoder, 20, draft_length=0)
-            assert text_of(decoder, decoder.submit(*asked, **given), after) == expected  # type: ignore[arg-type]
+            assert text_of(decoder, decoder.submit(*asked, **given), after) == expected
     assert again == expected
     assert 0 < first.speculation.accepted < first.speculation.proposed
 
@@ -72,20 +73,21 @@ def test_a_text_does_not_depend_on_how_many_tokens_a_head_reads_again_for_others
 ):
     """A head reads again as many tokens as the longest line of the batch has."""
     asked = f"{llava.placeholder}{after}", replace(PARAMS, rule=rule)
-    given = {"images": IMAGES, "drafter": "eagle3", "draft_length": 2}
+    given: dict[str, Any] = {"images": IMAGES, "drafter": "eagle3", "draft_length": 2}
     with Decoder.open(unlike) as decoder:
-        expected = text_of(decoder, decoder.submit(*asked, **given))  # type: ignore[arg-type]
+        expected = text_of(decoder, decoder.submit(*asked, **given))
     with Decoder.open(unlike) as decoder:
         begin(decoder, 90, drafter="eagle3", draft_length=8)
-        assert text_of(decoder, decoder.submit(*asked, **given)) == expected  # type: ignore[arg-type]
+        assert text_of(decoder, decoder.submit(*asked, **given)) == expected
 
 
 @pytest.mark.parametrize("after", ["", " is what?"])
 def test_a_draft_that_is_its_target_is_accepted_at_once(llava: Seeing, after: str):
     """Also where a neighbour's lines make it read many tokens again."""
-    asked, given = (f"{llava.placeholder}{after}", PARAMS), {"images": IMAGES, "drafter": "model", "draft_length": 4}
+    asked = f"{llava.placeholder}{after}", PARAMS
+    given: dict[str, Any] = {"images": IMAGES, "drafter": "model", "draft_length": 4}
     with Decoder.open(llava.bundle) as decoder:
         begin(decoder, 90, drafter="lookup+model", draft_length=8)
-        request = decoder.submit(*asked, **given)  # type: ignore[arg-type]
+        request = decoder.submit(*asked, **given)
         text_of(decoder, request)
     assert request.speculation.acceptance == 1
