@@ -131,16 +131,21 @@ def test_one_draft_alone_in_a_sequence_is_the_draft(tmp_path: Path) -> None:
 
 
 def test_half_precision_graph_is_checked_as_a_float32_copy_after_the_checkpoint_left_memory(tmp_path: Path) -> None:
-    hidden, alive = 40, []  # a width that no other tensor of the session has
+    hidden, left = 40, []
+
+    def of_this_width() -> list[torch.Tensor]:
+        tensors = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
+        return [tensor for tensor in tensors if tensor.dim() == 2 and hidden in tensor.shape]
 
     def look(stage: str) -> None:
         if "checking" in stage:
-            tensors = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
-            alive.extend(tensor.shape for tensor in tensors if tensor.dim() == 2 and hidden in tensor.shape)
+            left.extend(tensor.shape for tensor in of_this_width() if id(tensor) not in of_others)
 
     checkpoint = tiny_gemma2(tmp_path / "checkpoint", num_hidden_layers=1, hidden_size=hidden)
+    others = of_this_width()  # of earlier tests, and kept, so that no new tensor gets the id of one
+    of_others = {id(tensor) for tensor in others}
     (target,) = export_bundle(checkpoint, tmp_path / "bundle", dtype="bfloat16", progress=look).models
-    assert alive == []
+    assert left == []
     assert target.entry.contract.dtype == "bfloat16"
     assert target.entry.check["as_float32_copy"] is True
     assert target.entry.check["worst_error"] < 5e-5  # on weights rounded alike nothing but float32 rounding is left
