@@ -47,25 +47,22 @@ def _logits(engine: Engine, whole: Contract, tokens: Sequence[int]) -> Tensor:
     """Return the logits of the text, after a random source if the graph reads one.
 
     Those of the text's beginning follow, in one call with its end read backwards: what is cut along its rows is right
-    for a single one. If it sees, there are those with an entry of an image among its tokens, too; if it has room for
-    adapters, those with a random one.
+    for a single one. If it sees, there are those with entries of images among the tokens, too; if it has room for
+    adapters, those whose first row has a random one.
     """
-    source = dict(_source(engine, whole))
+    source, texts = dict(_source(engine, whole)), [tokens[:MOST_READ_MORE], tokens[::-1][:MOST_READ_MORE]]
     found = [engine_logits(engine, list(tokens), source)]
-    step = _step(engine, source, [tokens[:MOST_READ_MORE], tokens[::-1][:MOST_READ_MORE]], {})
-    step.run()
-    found += step.logits
+    steps = [_step(engine, source, texts, {})]
     if whole.image_size:
-        step = _step(engine, source, [tokens[:MOST_READ_MORE]], {})
-        step.input_ids[0, ::2] = whole.vocab_size  # the first entry
+        steps.append(seeing := _step(engine, source, texts, {}))
+        seeing.input_ids[:, ::2] = whole.vocab_size  # the first entry
         entry = torch.randn(whole.image_size, generator=torch.Generator().manual_seed(0))
-        step.inputs[f"past_{IMAGES}"].copy_(entry)
-        step.run()
-        found.append(step.logits[0])
+        seeing.inputs[f"past_{IMAGES}"].copy_(entry)
     if engine.contract.adapters is not None:
-        step = _step(engine, source, [tokens[:MOST_READ_MORE]], _adapter(engine, engine.contract.adapters))
+        steps.append(_step(engine, source, texts, _adapter(engine, engine.contract.adapters)))
+    for step in steps:
         step.run()
-        found.append(step.logits[0])
+        found += step.logits
     return torch.cat(found)
 
 
@@ -81,7 +78,7 @@ def _source(engine: Engine, whole: Contract) -> Iterator[tuple[str, Tensor]]:
 
 
 def _adapter(engine: Engine, room: Adapters) -> dict[str, Tensor]:
-    """Return what a call is given whose only row has a random adapter, of which each shard gets its share."""
+    """Return what a call is given whose first row has a random adapter, of which each shard gets its share."""
     generator, device, dtype = torch.Generator().manual_seed(0), engine.device, getattr(torch, engine.contract.dtype)
     given = {
         name: engine.everywhere(torch.zeros(room.rank, width, dtype=dtype, device=device))
@@ -92,8 +89,8 @@ def _adapter(engine: Engine, room: Adapters) -> dict[str, Tensor]:
             size = SIZE / one.inputs**0.5 if name == one.down else SIZE
             numbers = torch.randn(room.rank, width, generator=generator) * size
             engine.put(given[name], numbers.to(dtype), 1, parts)
-    ours = torch.ones(room.rank, dtype=torch.int64, device=device)
-    return given | {ADAPTER: ours[:1].clone(), OWNERS: ours}
+    of_rows = torch.tensor([1, 0], device=device)
+    return given | {ADAPTER: of_rows, OWNERS: torch.ones(room.rank, dtype=torch.int64, device=device)}
 
 
 def _step(
