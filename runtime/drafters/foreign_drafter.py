@@ -28,4 +28,5 @@ class ForeignDrafter(Drafter):
         return wanted
 
     def ended(self, request: Asking) -> None:
+        self._wanted.pop(request, None)  # it was ready for a round that never ran
         self.draft.ended(request)

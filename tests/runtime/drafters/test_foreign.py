@@ -169,6 +169,23 @@ def test_after_preemption_a_request_goes_on_with_the_same_text(
     assert [request.output().token_ids for request in requests] == [output.token_ids for output in expected]
 
 
+@pytest.mark.parametrize("drafter", WAYS)
+def test_a_request_that_ends_before_its_round_is_asked_for_nothing_in_the_next(
+    decoder: Decoder, drafter: str, monkeypatch: pytest.MonkeyPatch
+):
+    def full(self, *arguments) -> None:
+        raise CacheFull("the cache is full")
+
+    alone = decoder.submit(PROMPTS[1], GREEDY, draft_length=4, drafter=drafter)
+    with monkeypatch.context() as patched:
+        patched.setattr(type(decoder.foreign.model.cache), "make_slots", full)
+        decoder.step()
+    with pytest.raises(CacheFull):
+        alone.output()
+    plain, drafted = (decoder.generate([PROMPTS[2]], GREEDY, draft_length=k, drafter=drafter)[0] for k in (0, 4))
+    assert drafted.token_ids == plain.token_ids
+
+
 def test_a_budget_holds_all_that_the_draft_reads(merging: Pair):
     """Its own tokens may be twice as many as the target's; where a text has more, it proposes no longer."""
     bundle = Bundle.open(merging.bundle)
