@@ -13,6 +13,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from torch import nn
+from transformers.models.falcon.modeling_falcon import FalconLinear
 from transformers.pytorch_utils import Conv1D
 
 from ...engines import ADAPTER, OWNERS, Adapters, ExportError, Part, Product
@@ -20,6 +21,7 @@ from ...engines.bundle import ADAPTED, FUSED, GRAPH
 from .merge_projections import MERGED
 from .nodes import Nodes, constant
 
+PLAIN = (nn.Linear.forward, FalconLinear.forward)  # others are routers
 WIDE = ir.DataType.DOUBLE  # in which terms of exact sums are computed
 # Its module, and what rewrites and exact sums have added.
 MATRIX = re.compile(r"(.+)\.weight(\.T)?(\.wide)?(\.rounded)?(\.float32)?(\.wide\.\d.+)?")
@@ -31,7 +33,7 @@ def linear_modules(model: Any) -> dict[str, tuple[int, int]]:
     for name, module in model.named_modules():
         if module is last:
             continue
-        if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward:  # no router
+        if isinstance(module, nn.Linear) and type(module).forward in PLAIN:
             found[name] = module.in_features, module.out_features
         elif isinstance(module, Conv1D):
             found[name] = module.nx, module.nf

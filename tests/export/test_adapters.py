@@ -4,11 +4,12 @@ from pathlib import Path
 
 import onnx_ir as ir
 import pytest
+from transformers import AutoModelForCausalLM
 from trt_spec.engines import ExportError
 from trt_spec.engines.bundle import ADAPTED, FUSED, GRAPH
 from trt_spec.export import export_bundle
 from trt_spec.export.checking import check_adapters as checking
-from trt_spec.export.passes.adapt import adaptable
+from trt_spec.export.passes.adapt import adaptable, linear_modules
 from trt_spec.export.passes.quantise import Quantisation
 
 from ..kit.families import tiny_checkpoint
@@ -34,8 +35,23 @@ def test_beside_every_product_of_a_layer_there_is_room(tmp_path: Path) -> None:
     assert (tmp_path / "bundle/target" / f"{ADAPTED}{GRAPH}").exists()
 
 
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("falcon", {"query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"}),
+        ("gpt2", {"c_attn", "c_proj", "c_fc"}),
+        ("llama4_text", {*ATTENTION, *GATED}),  # no router
+    ],
+)
+def test_linear_layers_of_every_class_are_found(tmp_path: Path, kind: str, names: set[str]) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_checkpoint(kind, tmp_path / "checkpoint"))
+    assert {name.rpartition(".")[2] for name in linear_modules(model)} == names
+
+
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", ["gpt2", "opt", "gemma2", "deepseek_v3", "bamba", "lfm2", "qwen3_moe", "codegen"])
+@pytest.mark.parametrize(
+    "kind", ["gpt2", "opt", "gemma2", "deepseek_v3", "bamba", "lfm2", "qwen3_moe", "codegen", "falcon"]
+)
 def test_in_other_families(tmp_path: Path, kind: str) -> None:
     """With biases, MLA, recurrent layers, experts, and products of tokens in one row."""
     entry = exported(tiny_checkpoint(kind, tmp_path / "checkpoint"), tmp_path / "bundle")
