@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 WIDEST_STEP = 65  # a graph runs at any width; a round verifies at most the last token and 64 proposals
 MAX_DRAFT_LENGTH = 16  # proposals in a line
+FOREIGN_WINDOW = 8  # tokens that a draft with tokens of its own reads first in a round
 PREFILL_WIDTH = 256  # prompt tokens that one call reads
 SLACK = max(2 * WIDEST_STEP, PREFILL_WIDTH)  # tokens that a call may write past the longest sequence
 GRANULE = 64  # buffer lengths are multiples of this

@@ -5,8 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ...engines import ENGINES, MAX_DRAFT_LENGTH, SLACK, WIDEST_STEP, Contract, ExportError, Masks
-from ...engines.bundle import TARGET, VISION
+from ...engines import (
+    ENGINES,
+    FOREIGN_WINDOW,
+    MAX_DRAFT_LENGTH,
+    SLACK,
+    WIDEST_STEP,
+    Contract,
+    ExportError,
+    Masks,
+)
+from ...engines.bundle import FOREIGN, TARGET, VISION
 
 if TYPE_CHECKING:
     from ...engines.tensorrt import Ranges  # which needs torch
@@ -94,7 +103,8 @@ def roles(
 
     With `draft_trees` the drafts also run steps as wide as those that verify, which hold whatever a round proposes. The
     first step of a head reads all that a round may commit; heads that keep nothing speak all at once. So do drafts and
-    heads that read masks, after all that a round may commit.
+    heads that read masks, after all that a round may commit. A draft with tokens of its own reads several first, and no
+    trees.
     """
     k, prefill, verify = options.draft_length, options.prefill_width, options.verify_width
     found = [Role("verify", "target", verify, verify, options.batch)]
@@ -102,7 +112,8 @@ def roles(
         found.append(Role("prefill", "target", prefill, 1, (1, 1)))
     if not k:
         return found
-    first = dict.fromkeys(drafts, 2) | {name: k + 1 for name, contract in heads.items() if contract.cache_names}
+    first = {name: FOREIGN_WINDOW if name == FOREIGN else 2 for name in drafts}
+    first |= {name: k + 1 for name, contract in heads.items() if contract.cache_names}
     for name, own in masks.items():
         found.append(Role("masks", name, k + 1 + own.reads(k), k, options.batch))
         if name in heads:
@@ -111,7 +122,7 @@ def roles(
                 found.append(Role("prefill", name, prefill, 1, (1, 1)))
     for draft, width in first.items():
         found += [Role("first", draft, width, 1, options.batch), Role("decode", draft, 1, 1, options.batch)]
-        if options.draft_trees:
+        if options.draft_trees and draft != FOREIGN:
             found.append(Role("tree", draft, verify, verify, options.batch))
         if prefill:
             found.append(Role("prefill", draft, prefill, 1, (1, 1)))

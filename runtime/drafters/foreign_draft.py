@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from ...engines import ALIGNMENT, Bundle, Step
+from ...engines import ALIGNMENT, FOREIGN_WINDOW, Bundle, Step
 from ..memory.budget import SPREAD
 from ..memory.model import Model
 from ..memory.tokens import Tokens
@@ -24,7 +24,6 @@ from ..translation.own_text import OwnText
 from ..translation.translation import Translation
 from .asking import Asking
 
-WINDOW = 8  # tokens that it reads first in a round; what it lacks before them is read ahead of the round
 BUDGET = 2048  # tokens that it reads ahead of a round of what may wait
 NOT_RUN = -1  # where a step has read nothing
 
@@ -67,7 +66,7 @@ class ForeignDraft:
         self._longest, self._limited = longest, limited
         self._held: WeakKeyDictionary[Asking, Held] = WeakKeyDictionary()
         self._device, max_batch = torch.device(model.engine.device), len(model.cache.entries)
-        self._width = min(WINDOW, model.engine.read_width)
+        self._width = min(FOREIGN_WINDOW, model.engine.read_width)  # what it lacks before is read ahead of the round
         self._window = torch.zeros(max_batch, self._width, dtype=torch.int64, device=self._device)
         self._start, self._length = (torch.zeros(max_batch, dtype=torch.int64, device=self._device) for _ in range(2))
         self._last = torch.zeros(max_batch, 1, dtype=torch.int64, device=self._device)  # where a window ends

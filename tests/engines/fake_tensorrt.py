@@ -37,7 +37,8 @@ def write_plans(path: Path, version: str = "1", capability: str = "8.9", **optio
     plans = []
     heads = {name: bundle.models[name].contract for name in bundle.heads}
     masks = {name: own for name, model in bundle.models.items() if (own := model.masks) is not None}
-    found = with_more_of_target(roles(settings, bundle.drafts, heads, masks), bundle.target.contract)
+    drafts = [*bundle.drafts, *filter(None, [bundle.foreign])]
+    found = with_more_of_target(roles(settings, drafts, heads, masks), bundle.target.contract)
     if bundle.vision is not None:
         found.append(replace(SEE, ranges=ranges_of_images(path, bundle.vision.contract)))
     for role in found:

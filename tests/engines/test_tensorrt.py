@@ -274,6 +274,23 @@ def test_every_draft_runs_in_plans_of_its_own(planned: Path, library: FakeTensor
     assert {model for model, _, _ in library.runs} == {"target", "draft2"}
 
 
+@pytest.mark.parametrize("drafter", ["common", "text"])
+def test_a_draft_with_tokens_of_its_own_reads_each_round_first_in_its_own_plan(
+    merging: Pair, tmp_path: Path, library: FakeTensorRT, drafter: str
+) -> None:
+    path = shutil.copytree(merging.bundle, tmp_path / "bundle")
+    write_plans(path, batch=(1, 3), prefill_width=32)
+    expected = []
+    for engine in ("onnxruntime", "tensorrt"):
+        with Decoder.open(path, engine, max_batch=3, capture=False) as decoder:
+            outputs = decoder.generate(PROMPTS, RULES["coupled"], draft_length=3, drafter=drafter)
+            expected.append([one.token_ids for one in outputs])
+    assert expected[0] == expected[1]
+    widths = [width for model, width, _ in library.runs if model == "foreign"]
+    assert set(widths) == {8, 1, 32}
+    assert widths.count(32) < len(PROMPTS) < widths.count(8), "what it lacks fits into its first step"
+
+
 def test_a_step_that_is_widened_runs_a_tree_and_continues_the_line_behind_it(
     planned: Path, library: FakeTensorRT
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...engines import MAX_DRAFT_LENGTH, Contract, Masks
-from ...engines.bundle import DRAFT, HEAD, TARGET, VISION
+from ...engines.bundle import DRAFT, FOREIGN, HEAD, TARGET, VISION
 from ...engines.bundle.manifest import read_manifest
 from ..console import in_bytes, progress, table
 from ..flags.sampling import LARGEST_BATCH, add_number, positive
@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     manifest = read_manifest(arguments.bundle)  # build_plans verifies the bundle
     models = manifest["models"]
-    drafts = [name for name in models if models[name]["kind"] == DRAFT]
+    drafts = [name for name in models if models[name]["kind"] in (DRAFT, FOREIGN)]
     heads = {name: Contract.from_json(models[name]["contract"]) for name in models if models[name]["kind"] == HEAD}
     masks = {name: Masks(**own) for name in models if (own := models[name].get("masks"))}
     target = Contract.from_json(models[TARGET]["contract"])

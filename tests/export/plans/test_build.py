@@ -20,6 +20,7 @@ import tensorrt_rtx as trt
 import torch
 from filelock import FileLock
 from trt_spec.engines import SLACK, TOKEN, Bundle, EngineError, ExportError, line
+from trt_spec.engines.bundle import FOREIGN
 from trt_spec.engines.tensorrt import PlanKey, read_plan
 from trt_spec.export import export_bundle
 from trt_spec.export.checking.scenarios import RowCall, random_tree
@@ -34,7 +35,7 @@ from trt_spec.export.plans.roles import BuildOptions, Role, roles
 from trt_spec.tools.cli import main
 
 from ...kit import bundles
-from ...kit.bundles import export_pair, save_graph
+from ...kit.bundles import Pair, export_pair, save_graph
 from ...kit.families import tiny_checkpoint
 from ...kit.machine_faults import no_file_larger_than
 from ...kit.models import tiny_llama
@@ -230,6 +231,15 @@ def test_drafts_have_plans_as_wide_as_those_that_verify_only_where_they_are_aske
         Role("tree", draft, 13, 13, (1, 8)) for draft in ("draft", "draft2")
     ]
     assert not set(without).difference(found)
+
+
+def test_a_draft_with_tokens_of_its_own_reads_several_first_and_no_trees() -> None:
+    found = roles(options(batch=(1, 8), draft_length=3, prefill_width=32, draft_trees=True), [FOREIGN])
+    assert [role for role in found if role.model == FOREIGN] == [
+        Role("first", FOREIGN, 8, 1, (1, 8)),
+        Role("decode", FOREIGN, 1, 1, (1, 8)),
+        Role("prefill", FOREIGN, 32, 1, (1, 1)),
+    ]
 
 
 def test_the_plan_of_a_draft_that_reads_trees_is_compiled_and_its_mask_is_that_of_the_graph(
@@ -467,6 +477,21 @@ def test_the_command_prints_a_table_and_json(half: Path, capsys: pytest.CaptureF
     assert found["built"] == 0
     assert [plan["role"] for plan in found["plans"]] == ["verify", "first", "decode", "tree"]
     assert main(["build", "--bundle", str(half), "--engine", "tensorrt-rtx", "--compute-capability", "9.0"]) == 2
+
+
+def test_the_command_counts_the_plans_of_a_draft_with_tokens_of_its_own(
+    merging: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    totals = []
+
+    def stop(*_: object, total: int, **__: object) -> None:
+        totals.append(total)
+        raise ExportError("it was counted")
+
+    monkeypatch.setattr("trt_spec.tools.commands.build.progress", stop)
+    command = ["build", "--bundle", str(merging.bundle), "--engine", "tensorrt-rtx", "--compute-capability", "8.9"]
+    assert main(command) == 2
+    assert totals == [len(roles(options(), [FOREIGN]))]
 
 
 # The audit.
