@@ -22,7 +22,7 @@ from .merge_projections import MERGED
 from .nodes import Nodes, constant
 
 PLAIN = (nn.Linear.forward, FalconLinear.forward)  # others are routers
-WIDE = ir.DataType.DOUBLE  # in which terms of exact sums are computed
+WIDER = (ir.DataType.FLOAT, ir.DataType.DOUBLE)  # in which some products of a narrow graph are, and terms of exact sums
 # Its module, and what rewrites and exact sums have added.
 MATRIX = re.compile(r"(.+)\.weight(\.T)?(\.wide)?(\.rounded)?(\.float32)?(\.wide\.\d.+)?")
 
@@ -78,9 +78,10 @@ def adapt(model: ir.Model, adapters: Adapters, shards: int = 1) -> int:
     places = [node for node in graph if any(name in products for name in _modules(node))]
     if missing := products.keys() - {name for node in places for name in _modules(node)}:
         raise ExportError(f"the graph has no product {min(missing)} to adapt; please report it")
-    read = [value.dtype for node in places for value in node.inputs[:1] if value is not None]
-    dtype = next((one for one in read if one != WIDE), ir.DataType.FLOAT)
-    assert dtype is not None
+    read = [
+        value.dtype for node in places for value in node.inputs[:1] if value is not None and value.dtype is not None
+    ]
+    dtype = next((one for one in read if one not in WIDER), ir.DataType.FLOAT)
     given = {
         spec.name: ir.Value(
             name=spec.name,
@@ -94,9 +95,8 @@ def adapt(model: ir.Model, adapters: Adapters, shards: int = 1) -> int:
     first = op("Unsqueeze", given[ADAPTER], op.stored([1]))
     own = op("Equal", first, op("Unsqueeze", given[OWNERS], op.stored([0])))
     nothing = {  # others' columns may be infinite
-        each: constant(graph, name, torch.zeros(()), each)
-        for name, each in (("adapters.nothing", dtype), ("adapters.nothing.wide", WIDE))
-        if each in (dtype, *read)
+        each: constant(graph, f"adapters.nothing.{each.name}", torch.zeros(()), each)
+        for each in dict.fromkeys((dtype, *read))
     }
     of_rows = op("Unsqueeze", own, op.stored([1]))  # [B, 1, columns]
     tokens = op("Concat", op("Shape", graph.inputs[0], end=2), op.stored([1]), axis=0)  # of sound there is more
@@ -112,19 +112,19 @@ def adapt(model: ir.Model, adapters: Adapters, shards: int = 1) -> int:
         rank = next((len(value.shape) for value in (place, hidden) if value.shape is not None), 0)
         if rank not in shares:
             raise ExportError(f"{node.name} gives {place.name} of the shape {place.shape}; please report it")
-        op = Nodes(graph)
+        op, kind = Nodes(graph), hidden.dtype or dtype
         parts = []
         for name, columns in _modules(node).items():
             if name in products:
                 down, up = given[products[name].down], given[products[name].up]
-                if hidden.dtype == WIDE:  # a term of an exact sum
-                    down, up = (op("Cast", each, to=int(WIDE)) for each in (down, up))
+                if kind != dtype:
+                    down, up = (op("Cast", each, to=int(kind)) for each in (down, up))
                 narrow = op("MatMul", hidden, op("Transpose", down, perm=[1, 0]))
-                narrow = op("Where", shares[rank], narrow, nothing[WIDE if hidden.dtype == WIDE else dtype])
+                narrow = op("Where", shares[rank], narrow, nothing[kind])
                 parts.append(op("MatMul", narrow, up))
             else:  # of a draft that asks keys of the same source
                 rows = op("Concat", op("Shape", hidden, end=-1), op.stored([columns]), axis=0)
-                parts.append(op("Expand", nothing[dtype], rows))
+                parts.append(op("Expand", nothing[kind], rows))
         added = parts[0] if len(parts) == 1 else op("Concat", *parts, axis=-1)
         users = list(place.uses())
         whole = op("Add", place, added)

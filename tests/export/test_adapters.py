@@ -2,14 +2,16 @@
 
 from pathlib import Path
 
+import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 from transformers import AutoModelForCausalLM
-from trt_spec.engines import ExportError
+from trt_spec.engines import Adapters, ExportError
 from trt_spec.engines.bundle import ADAPTED, FUSED, GRAPH
 from trt_spec.export import export_bundle
 from trt_spec.export.checking import check_adapters as checking
-from trt_spec.export.passes.adapt import adaptable, linear_modules
+from trt_spec.export.passes.adapt import adapt, adaptable, linear_modules
 from trt_spec.export.passes.quantise import Quantisation
 
 from ..kit.families import tiny_checkpoint
@@ -74,6 +76,30 @@ def test_where_weights_are_narrow(tmp_path: Path, weights: str, dtype: str) -> N
 def test_behind_a_source(tmp_path: Path) -> None:
     entry = exported(tiny_with_source("t5", tmp_path / "t5"), tmp_path / "bundle")
     assert len(entry.contract.adapters.products) > 8
+
+
+def test_products_in_other_types_than_the_graph_have_room_in_their_own() -> None:
+    """As gates of experts in float32, and terms of exact sums."""
+    kinds = (ir.DataType.FLOAT, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
+    read = ir.Value(name="read", shape=ir.Shape(("batch", "width", 4)), type=ir.TensorType(kinds[1]))
+    nodes, weights, given = [], [], []
+    for kind in kinds:
+        weight = ir.Tensor(np.ones((4, 3), kind.numpy()), dtype=kind, name=f"{kind.name}.weight.T")
+        weights.append(ir.Value(name=weight.name, shape=weight.shape, type=ir.TensorType(kind), const_value=weight))
+        cast = ir.node("Cast", [read], {"to": int(kind)})
+        product = ir.node("MatMul", [cast.outputs[0], weights[-1]])
+        last = ir.node("Identity", product.outputs)
+        nodes += [cast, product, last]
+        for node, width in ((cast, 4), (product, 3), (last, 3)):
+            node.outputs[0].name, node.outputs[0].type = f"{node.op_type}.{kind.name}", ir.TensorType(kind)
+            node.outputs[0].shape = ir.Shape(("batch", "width", width))
+        given += last.outputs
+    graph = ir.Graph([read], given, nodes=nodes, initializers=weights, opset_imports={"": 23}, name="mixed")
+    model = ir.Model(graph, ir_version=11)
+    room = Adapters(2, 1, adaptable(model, {kind.name: (4, 3) for kind in kinds}))
+    assert adapt(model, room) == len(kinds)
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    assert {value.dtype for value in graph.inputs if value.name in room.names} == {ir.DataType.BFLOAT16}
 
 
 def test_an_adapter_of_other_rows_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
