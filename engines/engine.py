@@ -59,6 +59,10 @@ class Engine:
         """Return this engine for steps of whose logits the best of the first so many tokens alone need be right."""
         return self
 
+    def runs(self, width: int, rows: int) -> bool:
+        """Whether a step may read so many tokens of each row and give so many logits, whatever the batch."""
+        return width <= self.read_width and rows <= self.verify_width
+
     def prefill_widths(self, tokens: int) -> list[int]:
         """Return the widths of the steps in which it best reads this many tokens of a prompt."""
         return chunks(tokens, PREFILL_WIDTH)

@@ -104,9 +104,11 @@ class TensorRTEngine(Engine):
         self._adapted: TensorRTEngine | None = None
         self.verify_width = max(plan.key.rows for plan in plans)
         self._contexts: dict[tuple[OpenedPlan, tuple[int, ...]], Context] = {}
+        self._runs: dict[tuple[int, int], bool] = {}  # asked in each round
 
     def reserve(self, rows: int, capacity: int) -> None:
         self._reserved = rows, capacity
+        self._runs.clear()
         for key in (plan.key for plan in self._plans):
             if capacity != key.capacity:
                 raise EngineError(
@@ -120,6 +122,13 @@ class TensorRTEngine(Engine):
                 raise self._no_plan(each)
         self.verify_width = min(max(plan.key.rows for plan in plans) for plans in fitting)
         self.read_width = min(max(plan.key.width for plan in plans) for plans in fitting)
+
+    def runs(self, width: int, rows: int) -> bool:
+        if (width, rows) not in self._runs:
+            most, _ = self._reserved
+            each = [{"batch": batch, "width": width, "rows": rows} for batch in range(1, most + 1)]
+            self._runs[width, rows] = all(any(plan.fits(sizes) for plan in self._plans) for sizes in each)
+        return self._runs[width, rows]
 
     def prefill_widths(self, tokens: int) -> list[int]:
         return chunks(tokens, max((plan.key.width for plan in self._plans if plan.key.batch[0] == 1), default=1))

@@ -106,6 +106,10 @@ class Drafter:
         """Return how many committed tokens its model reads first, if drafts are to read up to `widest`."""
         return LEAST_WINDOW
 
+    def reads_first(self, window: int) -> bool:
+        """Whether so many committed tokens fit into the step of its model that reads them."""
+        return self.model is None or (not self.model.recurrent and self.model.engine.runs(window, 1))
+
     # On the device.
 
     def prepare(self, frame: Frame, line: DraftedLine) -> Prepared:

@@ -5,7 +5,7 @@ it reads again all that a round has committed.
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from sys import maxsize
 
 import torch
@@ -79,11 +79,24 @@ class Mtp(Head):
 class OnePass(Head):
     """Says all proposals of a round in one pass, so that none knows what the others are."""
 
+    @property
+    def most(self) -> int:
+        """How many proposals it can make in its engine; a neighbour's line may be longer."""
+        raise NotImplementedError
+
+    def ready(self, request: Asking, most: int, turn: int) -> int:
+        return min(most, self.most)
+
     def said(self, step: Step, logits: Tensor, frame: Frame, line: DraftedLine) -> PreparedDraft:
-        """Give the logits [A, K, V] of a step to the proposals; in a tree all nodes of a level have the same."""
+        """Give the logits [A, M, V] of a step to the proposals; in a tree all nodes of a level have the same.
+
+        Those beyond the M have the last logits, and nobody asks for them.
+        """
         nodes = [level.shape[1] for level in line.levels]
         nodes += [1] * (frame.draft_length - len(nodes))
-        return PreparedDraft([step], [logits[:, i : i + 1].expand(-1, n, -1) for i, n in enumerate(nodes)])
+        last = logits.shape[1] - 1
+        places = [logits[:, min(i, last), None].expand(-1, n, -1) for i, n in enumerate(nodes)]
+        return PreparedDraft([step], places)
 
     def logits(self, rows: Rows, frame: Frame, line: DraftedLine) -> Callable[[int], Tensor]:
         prepared = line.prepared[self.name]
@@ -100,18 +113,23 @@ class OnePass(Head):
 class ParallelHeads(OnePass):
     """Heads that say the token of one place each; they read the last features and keep nothing."""
 
-    def ready(self, request: Asking, most: int, turn: int) -> int:
+    @cached_property
+    def most(self) -> int:
         assert self.model is not None
-        return min(most, self.model.engine.contract.layers)
+        engine = self.model.engine
+        return max((m for m in range(1, engine.contract.layers + 1) if engine.runs(1, m)), default=0)
 
     def window(self, widest: int) -> int:
         return maxsize  # it has nothing to catch up with
 
+    def reads_first(self, window: int) -> bool:
+        return True
+
     def prepare(self, frame: Frame, line: DraftedLine) -> PreparedDraft:
         assert self.model is not None
-        model, k, device = self.model, frame.draft_length, line.proposed.device
-        memory = model.logits(frame.batch, k)
-        speak = counting(k, device).expand(frame.batch, k).contiguous()
+        model, most, device = self.model, min(frame.draft_length, self.most), line.proposed.device
+        memory = model.logits(frame.batch, most)
+        speak = counting(most, device).expand(frame.batch, most).contiguous()
         ids = torch.zeros(frame.batch, 1, dtype=torch.int64, device=device)
         tokens = Tokens(ids, frame.position[1], entries_read=frame.entries_read)
         step = model.step(tokens, memory, speak)

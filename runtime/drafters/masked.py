@@ -6,16 +6,17 @@ dspark          such a block, whose tokens follow one another: each is drawn by 
 """
 
 from collections.abc import Callable
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from ...engines import Masks
+from ...engines import MAX_DRAFT_LENGTH, Masks
 from ..memory.tokens import Absorbs, Tokens, preceded
 from ..state.frame import DraftedLine, Frame
 from ..state.indexing import counting
+from ..state.plan import LEAST_WINDOW
 from ..state.rows import Rows
-from .asking import Asking
 from .drafter import Resources
 from .head import MADE, OnePass
 from .markov import Markov
@@ -31,20 +32,30 @@ class Masked(OnePass):
         assert masks is not None
         self._masks = masks
 
-    def ready(self, request: Asking, most: int, turn: int) -> int:
-        return most if self._masks.most is None else min(most, self._masks.most)
+    @cached_property
+    def most(self) -> int:
+        longest = self._masks.most or MAX_DRAFT_LENGTH
+        return max((m for m in range(1, longest + 1) if self._runs(LEAST_WINDOW, m)), default=0)
+
+    def reads_first(self, window: int) -> bool:
+        return super().reads_first(window) and self._runs(window, min(window - 1, self.most))
+
+    def _runs(self, window: int, proposals: int) -> bool:
+        assert self.model is not None
+        return self.model.engine.runs(window + self._masks.reads(proposals), proposals)
 
     def prepare(self, frame: Frame, line: DraftedLine) -> PreparedDraft:
         assert self.model is not None
-        k, device, window = frame.draft_length, line.proposed.device, frame.window
-        most = k if self._masks.most is None else min(k, self._masks.most)
+        device, window = line.proposed.device, frame.window
+        most = min(frame.draft_length, self.most)
         if window is None:
             tokens, start = frame.recent, frame.position[0]
             last = torch.ones(frame.batch, 1, dtype=torch.int64, device=device)
         else:
             tokens, start, last = window.tokens, window.start, window.last
         ids = torch.zeros(frame.batch, tokens.shape[1] + self._masks.reads(most), dtype=torch.int64, device=device)
-        memory, rows = self.model.logits(frame.batch, k), torch.zeros(frame.batch, k, dtype=torch.int64, device=device)
+        memory = self.model.logits(frame.batch, most)
+        rows = torch.zeros(frame.batch, most, dtype=torch.int64, device=device)
         given = Tokens(ids, start, entries_read=frame.entries_read)
         step = self.model.step(given, memory, rows, absorbs=Absorbs(frame.since))
         step = preceded(filling(self._masks, most, tokens, last, ids, rows), step)
@@ -52,14 +63,14 @@ class Masked(OnePass):
 
 
 def filling(masks: Masks, most: int, tokens: Tensor, last: Tensor, ids: Tensor, rows: Tensor) -> Callable[[], None]:
-    """Make a function that fills the ids [A, W + …] and the rows [A, K] that give logits.
+    """Make a function that fills the ids [A, W + …] and the rows [A, M] that give logits.
 
     Of the tokens [A, W] those up to `last` [A, 1] are committed. Places beyond what is read are no masks, and nothing
-    sees them. Proposals beyond the `most` have the last logits, and nobody asks for them.
+    sees them.
     """
     device, width = ids.device, tokens.shape[1]
     places = counting(ids.shape[1], device)
-    offsets = counting(rows.shape[1], device).clamp(max=most - 1) + masks.first
+    offsets = counting(most, device) + masks.first
     read, no_mask = masks.reads(most), int(masks.token == 0)
 
     def fill() -> None:
@@ -105,7 +116,8 @@ class DSpark(Masked):
         if not len(self._markov.confidence):
             return super().doubt(i, logits, frame, line)
         made = line.prepared[self.name].steps[0].outputs[MADE]
-        return 1 - self._markov.sure(made[:, i : i + 1], before(i, frame, line)[:, :1])
+        place = min(i, made.shape[1] - 1)
+        return 1 - self._markov.sure(made[:, place, None], before(i, frame, line)[:, :1])
 
 
 def before(i: int, frame: Frame, line: DraftedLine) -> Tensor:

@@ -28,9 +28,8 @@ class Windows:
         if not any(self._reads_all(one) for one in wanted):  # nearly always
             return LEAST_WINDOW
         widest = max(LEAST_WINDOW, *(one.length + 1 for one in wanted))
-        run = {draft for one in wanted for draft in self.of(one.names)}
-        narrow = any(draft.recurrent or draft.engine.read_width < widest for draft in run)
-        return LEAST_WINDOW if narrow else widest
+        run = {drafter for one in wanted for name in one.names if (drafter := self._drafters.get(name))}
+        return widest if all(drafter.reads_first(widest) for drafter in run) else LEAST_WINDOW
 
     def _reads_all(self, wanted: Share) -> bool:
         drafts = self.of(wanted.names)

@@ -126,6 +126,37 @@ def test_heads_give_the_text_of_onnx_runtime(tmp_path: Path, library: FakeTensor
     assert {width for model, width, _ in library.runs if model == drafter} >= widths
 
 
+@pytest.mark.exhaustive
+def test_heads_that_speak_at_once_say_what_their_plans_hold_in_rounds_that_are_longer(
+    tmp_path: Path, library: FakeTensorRT
+) -> None:
+    """Their own requests ask for more, or a neighbour has a longer line."""
+    target = tiny_llama(tmp_path / "target", num_hidden_layers=1, initializer_range=0.2)
+    heads = [
+        eagle3_head(tmp_path / "peagle", target, 48, read=(0,), eagle_aux_hidden_state_layer_ids=[0], mask=63),
+        dflash_head(tmp_path / "dspark", target, read=(0,), aux_hidden_state_layer_ids=[0], rank=8, scale=0.3),
+        parallel_heads(tmp_path / "medusa", target, "medusa"),
+    ]
+    path = export_pair(target, tmp_path / "bundle", heads).bundle
+    write_plans(path, batch=(1, 3), draft_length=2, siblings=8, prefill_width=32)
+    params = replace(RULES["greedy"], max_new_tokens=10)
+    with Decoder.open(path) as decoder:
+        expected = [one.token_ids for one in decoder.generate(PROMPTS, params, draft_length=0)]
+    for rows in (1, 3):
+        with open_decoder(path, max_batch=rows) as ours:
+            for drafter in ("peagle", "dspark", "medusa"):
+                asked = EntropyRule(6, 6) if drafter == "dspark" else 6
+                turns = [(drafter, asked), ("lookup", 10), (f"suffix+{drafter}", 5)]
+                requests = [
+                    ours.submit(prompt, params, draft_length=length, drafter=name)
+                    for prompt, (name, length) in zip(PROMPTS, turns, strict=True)
+                ]
+                while ours.step():
+                    pass
+                assert [one.output().token_ids for one in requests] == expected, f"{drafter} in {rows} rows"
+                assert ours.by_drafter[drafter].proposed
+
+
 @pytest.mark.parametrize(
     ("rule", "settings"),
     [
