@@ -1,12 +1,12 @@
 """Rules of operators that compute entry by entry, or along some axes alone."""
 
 from dataclasses import replace
-from math import prod
 
 from ...engines.torch.onnx_graph import Node
+from .found import Cut, total_of
 from .repeated import less_often
 from .spread import Seed, Spread, Whole
-from .walk import SUMMED, Cut, Outputs, Walk, only, total_of
+from .walk import SUMMED, Outputs, Walk, only
 
 
 def each_alone(walk: Walk, node: Node) -> Outputs:
@@ -39,7 +39,7 @@ def cut_along(walk: Walk, node: Node, name: str, rank: int, spread: Spread, seed
         raise Whole(seeds, f"{name} is whole along what is folded")
     elif walk.is_constant(name):
         walk.demand(name, Cut(axis, spread.parts), seeds)
-    elif walk.takes(name, axis, spread):
+    elif walk.takes(name, axis, spread) or walk.has_share(name, axis, spread):
         return
     elif walk.repeats(name, axis):
         walk.found.firsts[node.outputs[0], node.inputs.index(name)] = axis, spread.share(walk.shards)
@@ -90,7 +90,7 @@ def reduce(walk: Walk, node: Node) -> Outputs:
             raise Whole(spread.seeds, f"{node.op} mixes what is spread")
         [name] = node.outputs
         if node.op == "ReduceMean":
-            walk.found.means[name] = prod(walk.shape(node.inputs[0])[axis] for axis in axes)
+            walk.found.means.append(name)
             name = total_of(name)
         walk.found.sums.append(name)
         return [SUMMED]

@@ -1,8 +1,9 @@
 """Rules of what has heads: attention, its cache, and the positions of its tokens."""
 
 from ...engines.torch.onnx_graph import Node
+from .found import Cut
 from .spread import InUnits, Part, Spread, Whole
-from .walk import Cut, Outputs, Walk
+from .walk import Outputs, Walk
 
 
 def rotary(walk: Walk, node: Node) -> Outputs:

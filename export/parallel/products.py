@@ -1,9 +1,10 @@
 """Rules of products: columns of a matrix are spread, and sums over what is spread are made between shards."""
 
 from ...engines.torch.onnx_graph import Node
+from .found import ALONE, Cut
 from .repeated import less_often
 from .spread import Spread, Whole
-from .walk import ALONE, SUMMED, Cut, Outputs, Walk
+from .walk import SUMMED, Outputs, Walk
 
 
 def matmul(walk: Walk, node: Node) -> Outputs:
@@ -25,7 +26,7 @@ def _by_matrix(walk: Walk, node: Node, x: str, y: str) -> Outputs:
         walk.demand(y, Cut(axis, spread.parts), spread.seeds)
     else:
         walk.demand(y, None, spread.seeds)
-    return [spread.along(spread.axis + out - given)]
+    return [spread.along(spread.axis + max(0, out - given))]  # a row of numbers takes the last axis alone
 
 
 def _spread_columns(walk: Walk, matrix: str, axis: int, last: int) -> Outputs:
@@ -49,7 +50,7 @@ def _sum_over(walk: Walk, node: Node, spread: Spread, matrix: str, axis: int) ->
 def _of_two(walk: Walk, node: Node, x: str, y: str) -> Outputs:
     left, right, out = walk.spread(x), walk.spread(y), len(walk.shape(node.outputs[0]))
     if left is None and right is None:
-        walk.demand(x, None, frozenset())
+        walk.read_whole(node)
         return [None]
     seeds, ranks = walk.seeds(node), (len(walk.shape(x)), len(walk.shape(y)))
     summed = [None if one is None else one.axis - rank for one, rank in zip((left, right), ranks, strict=True)]
@@ -88,7 +89,10 @@ def gemm(walk: Walk, node: Node) -> Outputs:
     x, matrix, *bias = node.inputs
     spread, turned = walk.spread(x), node.attributes.get("transB", 0)
     if not walk.is_constant(matrix):
-        raise Whole(walk.seeds(node), "a Gemm of two values")
+        if seeds := walk.seeds(node):
+            raise Whole(seeds, "a Gemm of two values")
+        walk.read_whole(node)
+        return [None]
     if spread is not None and spread.axis == 1:
         for name in filter(None, bias):
             walk.demand(name, ALONE, spread.seeds)
@@ -132,10 +136,9 @@ def gather(walk: Walk, node: Node) -> Outputs:
         and axis == 0
         and (parts := walk.columns(table, -(-shape[0] // walk.shards) * walk.shards)) is not None
     ):
-        walk.demand(table, Cut(0, parts), frozenset([(walk.kind(table), 0)]))
+        walk.demand(table, Cut(0, parts), frozenset([(walk.kind(table), 0)]), padded=True)
         walk.found.lookups[node.outputs[0]] = parts[0].share(walk.shards)
         walk.found.sums.append(node.outputs[0])
         return [SUMMED]
-    for name in node.inputs:
-        walk.demand(name, None, frozenset())
+    walk.read_whole(node)
     return [None]

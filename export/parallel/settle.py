@@ -6,8 +6,9 @@ from torch import Tensor
 
 from ...engines import ExportError
 from ...engines.torch.onnx_graph import Graph
+from .found import Found
 from .spread import InParts, InUnits, Part, Repeated, Respread
-from .walk import Found, Rule, Walk
+from .walk import Rule, Walk
 
 MOST_TRIES = 400
 

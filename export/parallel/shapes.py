@@ -69,8 +69,11 @@ def split(walk: Walk, node: Node) -> Outputs:
         if sum(part.size for part in taken) != size:
             raise InParts(spread.seeds, sizes)
         made.append(taken)
+    held = [sum(part.share(walk.shards) for part in taken) for taken in made]
     if len(node.inputs) > 1 and node.inputs[1]:
-        walk.sized(node, 1, dict(enumerate(sum(p.share(walk.shards) for p in taken) for taken in made)), spread.seeds)
+        walk.sized(node, 1, dict(enumerate(held)), spread.seeds)
+    elif any(size != -(-sum(held) // len(held)) for size in held[:-1]):
+        raise Whole(spread.seeds, "Split makes pieces of one size")
     each = _seeds_of_parts(spread)
     first = 0
     outputs: list[Spread | None] = []
@@ -126,8 +129,8 @@ def _finer(spread: Spread, begins: Sequence[int], bounds: Sequence[int]) -> Resp
 def _every(walk: Walk, node: Node, spread: Spread, place: int, every: int) -> Outputs:
     """Of a slice that takes every second entry, or so, to the end."""
     start, end = (walk.integers(name)[place] for name in node.inputs[1:3])
-    size = walk.shape(node.outputs[0])[spread.axis]
+    whole, size = walk.shape(node.inputs[0])[spread.axis], walk.shape(node.outputs[0])[spread.axis]
     in_shares = len(spread.parts) == 1 and spread.share(walk.shards) % every == 0 and not spread.twice(walk.shards)
-    if not (in_shares and 0 <= start < every and end >= size * every):
+    if not (in_shares and 0 <= start < every and end >= whole):
         raise Whole(spread.seeds, f"every {every}th entry is taken of what is spread")
     return [Spread(spread.axis, (Part(size, size),), spread.seeds)]

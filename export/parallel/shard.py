@@ -7,8 +7,9 @@ import numpy as np
 import onnx_ir as ir
 
 from ...engines import Contract
+from .found import Cut, Found, total_of
 from .spread import Spread
-from .walk import LOGITS, Cut, Found, total_of
+from .walk import LOGITS
 
 DOMAIN = "trt_spec"  # of the operators that are between shards
 
@@ -24,14 +25,18 @@ class Shard:
         self._values |= {str(value.name): value for value in self._graph.inputs}
 
     def apply(self) -> None:
-        for name, size in self._found.means.items():
-            self._mean(name, size)
+        for name in self._found.means:
+            self._mean(name)
         for name in dict.fromkeys(self._found.sums):
             self._sum(name)
         for name, size in self._found.norms.items():
             self._norm(name, size)
-        if self._shards == 1:
-            return
+        if self._shards > 1:
+            self._share_out()
+        self._name_outputs()
+
+    def _share_out(self) -> None:
+        """Leave this shard its own part of all that is cut."""
         self._model.opset_imports[DOMAIN] = 1
         for node in list(self._graph):
             self._change(node)
@@ -51,6 +56,13 @@ class Shard:
             value.shape = ir.Shape(spec.shape)
         for spec, value in zip(self._contract.outputs, self._graph.outputs, strict=True):
             value.shape = ir.Shape(spec.shape)
+
+    def _name_outputs(self) -> None:
+        """Give an output that has become a sum the name of its terms."""
+        for spec, value in zip(self._contract.outputs, self._graph.outputs, strict=True):
+            if value.name != spec.name:
+                self._values[spec.name].name = f"{spec.name}.own"
+                value.name = spec.name
 
     def _change(self, node: ir.Node) -> None:
         key = str(node.outputs[0].name)
@@ -148,9 +160,9 @@ class Shard:
     def _replace(self, node: ir.Node, new: ir.Node) -> None:
         name = node.outputs[0].name
         self._graph.insert_before(node, new)
-        node.outputs[0].replace_all_uses_with(new.outputs[0])
+        node.outputs[0].replace_all_uses_with(new.outputs[0], replace_graph_outputs=True)
         self._graph.remove(node, safe=True)
-        new.outputs[0].name = name
+        new.outputs[0].name, new.outputs[0].type = name, node.outputs[0].type
         self._values[str(name)] = new.outputs[0]
 
     def _sum(self, name: str) -> None:
@@ -163,7 +175,7 @@ class Shard:
             return
         assert value.dtype is not None
         for place, given in enumerate(node.inputs):
-            if given is not None and (place == 0 or node.op_type != "ReduceSum"):  # which has axes, too
+            if given is not None and (place == 0 or not node.op_type.startswith("Reduce")):  # which have axes, too
                 cast = ir.node("Cast", [given], {"to": wide})
                 cast.outputs[0].name = f"{given.name}.wide.{place}.{name}"  # adapters find a product by its matrix
                 cast.outputs[0].type = ir.TensorType(ir.DataType.DOUBLE)
@@ -177,18 +189,17 @@ class Shard:
         value.type = ir.TensorType(ir.DataType.DOUBLE)
         self._between("AllReduce", value)
 
-    def _mean(self, name: str, size: int) -> None:
-        """Let a mean be a sum, which is made over all shards, divided by the number of all entries."""
+    def _mean(self, name: str) -> None:
+        """Let a mean be the mean of those of all shards, which have as many entries each."""
         node, value = self._values[name].producer(), self._values[name]
         assert node is not None
         assert value.dtype is not None
-        total = ir.node("ReduceSum", node.inputs, node.attributes)
-        total.outputs[0].name, total.outputs[0].type = total_of(name), value.type
-        self._values[total_of(name)] = total.outputs[0]
-        entries = self._constant(f"entries.{size}.{value.dtype}", np.array(size, value.dtype.numpy()))
-        mean = ir.node("Div", [total.outputs[0], entries])
-        mean.outputs[0].type = value.type
-        self._graph.insert_before(node, total)
+        own = ir.node("ReduceMean", node.inputs, node.attributes)
+        own.outputs[0].name, own.outputs[0].type = total_of(name), value.type
+        self._values[total_of(name)] = own.outputs[0]
+        shards = self._constant(f"shards.{value.dtype}", np.array(self._shards, value.dtype.numpy()))
+        mean = ir.node("Div", [own.outputs[0], shards])
+        self._graph.insert_before(node, own)
         self._replace(node, mean)
 
     def _norm(self, name: str, size: int) -> None:

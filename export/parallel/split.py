@@ -13,11 +13,12 @@ from ...engines import STATE_KINDS, Contract, ExportError, State
 from ...engines.bundle import FUSED, GRAPH, WEIGHTS, shard_folder
 from ...engines.torch.conversion import Recorder, run_node
 from ...engines.torch.onnx_graph import Graph, read_graph
+from .found import Found
 from .rules import RULES
 from .settle import settle
 from .shard import Shard
 from .spread import Spread
-from .walk import NUMBERS, Found
+from .walk import NUMBERS
 
 SIZES = {  # no two products of them are alike
     "batch": 11,

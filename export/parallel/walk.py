@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from ...engines import FEATURES
+from ...engines import FEATURES, own_share
 from ...engines.torch.conversion import run_node
 from ...engines.torch.onnx_graph import Graph, Node
+from .found import ALONE, Cut, Found
 from .spread import Part, Seed, Shape, Spread, Whole
 
 Outputs = Sequence[Spread | None]
@@ -18,37 +18,6 @@ SUMMED = None  # after a sum between shards, each has the whole value
 BEGINS = ("Expand", "Gather", "Gemm", "MatMul")  # operators whose outputs may be spread though their inputs are whole
 LOGITS = "logits"
 NUMBERS = 64  # a constant of no more is a shape, not a weight
-
-
-@dataclass(frozen=True)
-class Cut:
-    """The part of a constant that each shard has."""
-
-    axis: int
-    parts: tuple[Part, ...]
-
-
-ALONE = Cut(0, ())  # what the first shard has, and the others as zeros
-
-
-@dataclass
-class Found:
-    """What changes in a graph, so that each shard computes its share; nodes go by their first output."""
-
-    cuts: dict[str, Cut] = field(default_factory=dict)  # of constants
-    alone: set[str] = field(default_factory=set)  # constants that the first shard has, and the others as zeros
-    sums: list[str] = field(default_factory=list)  # values of which every shard has one term
-    norms: dict[str, int] = field(default_factory=dict)  # nodes that take a mean over so many entries of all shards
-    means: dict[str, int] = field(default_factory=dict)  # means over so many entries of all shards
-    lookups: dict[str, int] = field(default_factory=dict)  # nodes that look rows up, and how many a shard has
-    numbers: dict[tuple[str, int], dict[int, int]] = field(default_factory=dict)  # in a shape that a node reads
-    shares: dict[tuple[str, int], Spread] = field(default_factory=dict)  # of what a node reads, cut as it runs
-    firsts: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)  # what a node reads, cut: axis, size
-    heads: dict[str, int] = field(default_factory=dict)  # nodes that say how many heads they have
-    groups: dict[str, int] = field(default_factory=dict)  # convolutions that say how many groups they have
-    spreads: dict[str, Spread] = field(default_factory=dict)  # of inputs, outputs and values between
-    heads_of_queries: int = 0  # that each shard has, if they are spread
-    whole_for: dict[str, str] = field(default_factory=dict)  # what every shard has whole, and why
 
 
 class Walk:
@@ -67,6 +36,7 @@ class Walk:
         self._graph, self._values, self.kinds = graph, whole, kinds
         self._spread = self.found.spreads
         self._numbers: dict[str, Tensor] = {}  # what each shard has of shapes
+        self._own_sizes: dict[str, frozenset[Seed]] = {}  # those that differ from the whole graph's
         self.maker = {output: node for node in graph.nodes for output in node.outputs}
         self._constant = set(graph.constants)
         # States that a row has one value of, as long as nothing has read them whole.
@@ -77,13 +47,16 @@ class Walk:
         self._summed = {name: frozenset[Seed]() for name in whole if name.startswith("past_")}
         self._demands: dict[str, set[Cut | None]] = {}
         self._demanders: dict[str, set[Seed]] = {}
+        self._asked: set[str] = set()  # of which inputs the rule of a node has said how it reads them
 
     def run(self, rules: dict[str, Rule]) -> Found:
         for node in self._graph.nodes:
             given = [name for name in node.inputs if name]
             if self._is_number(node):
                 self._compute(node)
+                self.read_whole(node)
                 continue
+            self._asked.clear()
             if given and all(name in self._constant for name in given):
                 self._constant.update(node.outputs)
             elif not any(name in self._spread for name in given) and node.op not in BEGINS:
@@ -94,7 +67,12 @@ class Walk:
                 for name, spread in zip(node.outputs, rules[node.op](self, node), strict=True):
                     if spread is not None and not spread.whole:
                         self._spread[name] = spread
+                for name in set(given) - self._asked:
+                    self.demand(name, None, self.seeds(node))
+            if own := [self._own_sizes[name] for name in given if name in self._own_sizes.keys() - self._asked]:
+                raise Whole(frozenset[Seed]().union(*own), f"{node.op} reads the size of what is spread")
             self._trace(node)
+            self._states.difference_update(set(given) - set(self._spread))
         for spec in self._graph.outputs:
             self._require_known(spec.name)
         for name, cuts in self._demands.items():
@@ -115,9 +93,22 @@ class Walk:
     def _require_known(self, output: str) -> None:
         """Ask for an output whole that the first shard reads: all but logits, which are gathered, and the cache."""
         spread, past = self.spread(output), output.replace("present_", "past_", 1)
-        of_cache = past != output and past in self._spread and past != f"past_{FEATURES}"
-        if spread is not None and output != LOGITS and not of_cache:
-            raise Whole(spread.seeds, f"the first shard reads {output}")
+        if output == LOGITS:
+            if spread is not None and not self._gathered(spread):
+                raise Whole(spread.seeds, "logits are gathered side by side")
+            return
+        kept = self.spread(past) if past not in (output, f"past_{FEATURES}") else None
+        seeds = frozenset[Seed]().union(*(one.seeds for one in (spread, kept) if one))
+        if (spread is None) != (kept is None):
+            raise Whole(seeds, f"the first shard reads {output}")
+        if spread and kept and (spread.axis != kept.axis or not spread.alike(kept.parts, self.shards)):
+            raise Whole(seeds, f"{output} is spread in another way than {past}")
+
+    def _gathered(self, logits: Spread) -> bool:
+        """Whether logits are what each shard has, side by side, and nothing reads them but the first shard."""
+        read = any(LOGITS in node.inputs for node in self._graph.nodes)
+        in_order = len(logits.parts) * logits.blocks == 1 and not logits.twice(self.shards)
+        return in_order and not read and logits.axis == len(self.shape(LOGITS)) - 1
 
     def _trace(self, node: Node) -> None:
         """Note of which sum each output comes that is whole, if of a single one."""
@@ -155,13 +146,22 @@ class Walk:
     def read_whole(self, node: Node) -> None:
         for name in filter(None, node.inputs):
             self.demand(name, None, frozenset())
-            self._states.discard(name)
 
     def takes(self, name: str, axis: int, spread: Spread) -> bool:
         """Whether a value can be spread as its reader is: a state of a row can."""
         if name not in self._states:
             return False
         self._spread[name] = spread.along(axis)
+        return True
+
+    def has_share(self, name: str, axis: int, spread: Spread) -> bool:
+        """Whether a value is made of sizes, and is by itself in every shard what goes with a spread."""
+        if name not in self._own_sizes:
+            return False
+        whole, own, shards = self._values[name], self._numbers[name], self.shards
+        if any(not torch.equal(own, own_share(whole, axis, spread.parts, rank, shards)) for rank in range(shards)):
+            return False
+        self._asked.add(name)
         return True
 
     def is_of_positions(self, name: str) -> bool:
@@ -209,11 +209,17 @@ class Walk:
         """Say what a constant is in its layer: those of one size are spread alike in all layers."""
         return f"{re.sub(r'[0-9]+', '#', name)} {list(self.shape(name))}"
 
-    def demand(self, name: str, cut: Cut | None, seeds: frozenset[Seed]) -> None:
+    def demand(self, name: str, cut: Cut | None, seeds: frozenset[Seed], *, padded: bool = False) -> None:
         """Note that a constant is read so, or what it is computed from."""
-        node = self.maker.get(name)
+        node, shape = self.maker.get(name), self.shape(name)
         if not self.is_constant(name):
+            if cut is not None:
+                raise Whole(seeds, f"{name} is computed")
             return
+        self._asked.add(name)
+        size = None if cut in (None, ALONE) or padded else sum(part.size for part in cut.parts)
+        if cut and size is not None and (not shape or shape[cut.axis] != size):
+            raise Whole(seeds, f"{name} is broadcast to what is spread")
         if node is None:
             self._demands.setdefault(name, set()).add(cut)
             self._demanders.setdefault(name, set()).update(seeds)
@@ -264,26 +270,25 @@ class Walk:
         return node.op == "Shape" or all(not self._values[name].is_meta for name in node.outputs)
 
     def _compute(self, node: Node) -> None:
+        """Compute a number as each shard does, and note whether it is another than the whole graph's."""
+        given = set(filter(None, node.inputs))
         if node.op == "Shape":
             [name] = node.inputs
             start, end = node.attributes.get("start", 0), node.attributes.get("end")
             self._numbers[node.outputs[0]] = torch.tensor(self.local(name)[start:end], dtype=torch.int64)
-            return
-        given = set(filter(None, node.inputs))
-        values = {name: number for name in given if (number := self.number(name)) is not None}
-        if len(values) < len(given):  # it is not about sizes
-            values = {name: self._values[name] for name in given}
-        run_node(node, values)
-        self._numbers.update({name: values[name] for name in node.outputs})
+            seeds = self.seeds(node)
+        else:
+            values = {name: self._numbers.get(name, self._values[name]) for name in given}
+            run_node(node, values)
+            self._numbers.update({name: values[name] for name in node.outputs})
+            seeds = frozenset[Seed]().union(*(self._own_sizes.get(name, ()) for name in given))
+        for name in node.outputs:
+            if not torch.equal(self._numbers[name], self._values[name]):
+                self._own_sizes[name] = seeds
 
     def number(self, name: str) -> Tensor | None:
-        value = self._numbers.get(name, self._values[name])
+        value = self._values[name]
         return None if value.is_meta else value
-
-
-def total_of(mean: str) -> str:
-    """Return the name of the sum that a mean is made of."""
-    return f"{mean}.total"
 
 
 def only(walk: Walk, node: Node) -> Spread:
