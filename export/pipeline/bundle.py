@@ -15,7 +15,7 @@ from ..checkpoints.narrow_caches import FULL
 from ..foreign import translate
 from ..kinds import sorted_out
 from ..passes.quantise import Quantisation
-from ..writing.aside import built_aside, disk_errors
+from ..writing.aside import built_aside, disk_errors, refuse_inside
 from ..writing.encoders import export_encoders
 from ..writing.graph import WIDE
 from ..writing.images import image_settings, write_image_settings
@@ -61,7 +61,9 @@ def export_bundle(
     are to be `exact_sums`.
     """
     settings = Settings(dtype, weights, draft_weights, cache, check, images, adapters, adapter_rank, shards, exact_sums)
-    drafts, joining = sorted_out(target, [] if draft is None else [draft] if isinstance(draft, str | Path) else draft)
+    named = [] if draft is None else [draft] if isinstance(draft, str | Path) else draft
+    refuse_inside(Path(out), [target, *named, lora, *draft_lora])
+    drafts, joining = sorted_out(target, named)
     if len(drafts) > len(DRAFTS):
         raise ExportError(f"there are {len(drafts)} drafts, expected at most {len(DRAFTS)}; leave the others out")
     if len(draft_lora) > len(drafts):

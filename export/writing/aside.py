@@ -1,12 +1,13 @@
 """Build a bundle aside and rename it into place: the older bundle or the new one is there, whole.
 
-A lock file beside them says that an export is under way. If one was killed, the next one to the same place
-removes what is left; if it was killed after it had moved the older bundle away, that bundle is moved back first.
+The two change places at once, so that a bundle is there at every moment, where the system can do that; elsewhere the
+older one is moved away first. A lock file beside them says that an export is under way. If one was killed, the next one
+to the same place removes what is left; if it was killed after it had moved the older bundle away, that is moved back.
 """
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from ...engines import ExportError
 from ...engines.bundle import MANIFEST
 from ...engines.bundle.undisturbed import undisturbed
 from ...engines.bundle.whole_files import abandoned, claimed
+from .exchange import exchanged
 
 LOCK, PARTIAL, OLD = "lock", "partial", "old"
 
@@ -35,9 +37,10 @@ def built_aside(out: Path) -> Iterator[Path]:
             raise ExportError(f"cannot write in {out.parent} ({error.strerror}); choose another --out") from error
         yield partial
         with undisturbed():
-            if out.exists():
-                out.rename(_beside(out, OLD, lock))
-            partial.rename(out)
+            if not exchanged(partial, out):
+                if out.exists():
+                    out.rename(_beside(out, OLD, lock))
+                partial.rename(out)
 
 
 @contextmanager
@@ -51,6 +54,10 @@ def disk_errors(out: str | Path) -> Iterator[None]:
 
 def refuse_foreign(out: Path) -> None:
     """Only a bundle or an empty directory may be replaced."""
+    if out.is_mount():
+        raise ExportError(
+            f"--out {out} is where a disk is mounted, which nothing can replace; choose a directory in it"
+        )
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not out.is_dir():
@@ -62,6 +69,13 @@ def refuse_foreign(out: Path) -> None:
         is_bundle = False
     if not is_bundle:
         raise ExportError(f"--out {out} holds other things than a bundle; choose a new directory or empty this one")
+
+
+def refuse_inside(out: Path, sources: Iterable[str | Path | None]) -> None:
+    """Refuse to replace a directory that holds what is read."""
+    for source in sources:
+        if source is not None and Path(source).exists() and Path(source).resolve().is_relative_to(_resolved(out)):
+            raise ExportError(f"--out {out} would be replaced, but {source} lies in it; choose another")
 
 
 def _resolved(out: Path) -> Path:

@@ -28,7 +28,10 @@ with built_aside(Path(sys.argv[1])) as folder:
 MOVED_AWAY = """
 import os, signal, sys
 from pathlib import Path
+from trt_spec.export.writing import aside
 from trt_spec.export.writing.aside import built_aside
+
+aside.exchanged = lambda *folders: False  # as on other systems than Linux
 
 def rename(self, to):
     os.rename(self, to)
@@ -36,6 +39,17 @@ def rename(self, to):
 
 with built_aside(Path(sys.argv[1])):
     Path.rename = rename
+"""
+EXCHANGED = """
+import os, signal, sys
+from pathlib import Path
+from trt_spec.export.writing import aside
+
+exchange = aside.exchanged
+aside.exchanged = lambda *folders: exchange(*folders) and os.kill(os.getpid(), signal.SIGKILL)
+
+with aside.built_aside(Path(sys.argv[1])) as folder:
+    (folder / "new").touch()
 """
 
 
@@ -93,6 +107,22 @@ def test_a_bundle_that_a_killed_export_had_moved_away_is_moved_back_even_if_the_
     assert names(tmp_path) == ["bundle"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets two folders change places")
+def test_a_bundle_is_there_at_every_moment_of_being_replaced(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, built_aside(bundle) as folder:
+        shutil.copytree(bundle, folder, dirs_exist_ok=True)
+        patch.setattr(Path, "rename", None)
+    done = subprocess.run([sys.executable, "-c", EXCHANGED, bundle], cwd="/")
+    assert done.returncode == -signal.SIGKILL
+    assert names(bundle) == ["new"]
+    shutil.rmtree(bundle)
+    with built_aside(bundle):
+        pass
+    assert names(tmp_path) == ["bundle"]
+
+
 def test_existing_bundle_is_replaced_and_a_link_to_it_stays_a_link(bundle: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(bundle)
@@ -111,6 +141,23 @@ def test_existing_bundle_comes_back_when_the_new_one_cannot_take_its_place(bundl
         shutil.rmtree(folder)
     assert contents(bundle) == before
     assert names(tmp_path) == ["bundle"]
+
+
+def test_a_bundle_that_holds_the_checkpoint_is_not_replaced(bundle: Path) -> None:
+    checkpoint = tiny_llama(bundle / "checkpoint")
+    for target, draft in ((checkpoint, None), ("of another", checkpoint)):
+        with pytest.raises(
+            ExportError, match=r"bundle would be replaced, but .*checkpoint lies in it; choose another$"
+        ):
+            export_bundle(target, bundle, draft)
+    assert (checkpoint / "config.json").exists()
+
+
+def test_a_place_where_a_disk_is_mounted_is_refused() -> None:
+    with pytest.raises(
+        ExportError, match="is where a disk is mounted, which nothing can replace; choose a directory in"
+    ):
+        export_bundle("checkpoint", "/proc")
 
 
 @pytest.mark.parametrize("content", ["notes.txt", "manifest.json"])
