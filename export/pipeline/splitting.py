@@ -14,6 +14,7 @@ from ..checking.check_shards import check_shards, whole_logits
 from ..parallel.split import Report, split
 from ..parallel.spread import Spread
 from ..passes.adapt import spread, write_adapted
+from ..writing.graph import require_weights
 
 
 class Splitting:
@@ -31,6 +32,8 @@ class Splitting:
             self._said = contract, list(text), whole_logits(folder / GRAPH, contract, text)
         self._progress(f"{TARGET}: splitting it into {shards} shards")
         contract, found = split_with_adapters(folder, contract, shards, exact=self._exact)
+        for rank in range(shards):
+            require_weights(shard_folder(folder, rank) / GRAPH)
         if shards == 1:
             return contract, [f"{found.sums} sums of each call are made in float64"]
         held = f"each of {shards} shards holds {found.share:.1%} of the target's weights"

@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from errno import ENOSPC
 from inspect import signature
+from os import strerror
 from pathlib import Path
 from typing import Any
 
@@ -164,14 +166,29 @@ def write_graph(graph: ir.Model, folder: Path) -> None:
     """Write `model.onnx` and `weights.bin`, one weight at a time; afterwards the graph in memory has none."""
     folder.mkdir()
     graph.producer_name = "trt-spec"
-    ir.save(
-        graph,
-        folder / GRAPH,
-        external_data=WEIGHTS,
-        size_threshold_bytes=SMALLEST_EXTERNAL,
-        max_workers=1,
-    )
+    try:
+        ir.save(
+            graph,
+            folder / GRAPH,
+            external_data=WEIGHTS,
+            size_threshold_bytes=SMALLEST_EXTERNAL,
+            max_workers=1,
+        )
+    except OSError as error:
+        if error.errno is None:  # numpy says no more than how many numbers it wrote
+            raise OSError(ENOSPC, strerror(ENOSPC)) from error
+        raise
+    require_weights(folder / GRAPH)
     _release(graph.graph.initializers.values())
+
+
+def require_weights(file: Path) -> None:
+    """Refuse weights that end too early: numpy writes them, and loses the last bytes on a full disk without a word."""
+    values, weights = ir.load(file).graph.initializers.values(), file.with_name(WEIGHTS)
+    external = [one for value in values if isinstance(one := value.const_value, ir.ExternalTensor)]
+    ends = max(((one.offset or 0) + (one.length or 0) for one in external), default=0)
+    if external and weights.stat().st_size < ends:
+        raise OSError(ENOSPC, strerror(ENOSPC), str(weights))
 
 
 def write_fused(folder: Path) -> dict[str, int]:

@@ -1,15 +1,19 @@
 """Whatever happens to an export, the older bundle or the new one is there, and nothing else for long."""
 
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import onnx_ir as ir
 import pytest
 from trt_spec.engines import Bundle, ExportError
 from trt_spec.export import ExportReport, export_bundle
-from trt_spec.export.writing.aside import built_aside
+from trt_spec.export.writing.aside import built_aside, disk_errors
+from trt_spec.export.writing.graph import write_graph
 
 from ..kit.machine_faults import running
 from ..kit.models import tiny_llama
@@ -182,3 +186,21 @@ def test_a_file_a_place_that_cannot_be_written_and_a_link_to_itself_are_refused_
     with pytest.raises(ExportError, match="link is a link that leads to itself; choose another"):
         export_bundle(checkpoint, tmp_path / "link")
     assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("room", [2**15, 2**16 + 1000], ids=["numpy says", "numpy says nothing of"])
+def test_weights_that_a_full_disk_cuts_short_are_refused(room: int, tmp_path: Path) -> None:
+    made = []
+    for size in (2**14, 2**9):
+        numbers = ir.Tensor(np.ones(size, np.float32), name=f"weight{size}")
+        value = ir.Value(name=numbers.name, shape=numbers.shape, type=ir.TensorType(numbers.dtype), const_value=numbers)
+        made.append(ir.node("Neg", [value]))
+    weights = [value for node in made for value in node.inputs if value is not None]
+    graph = ir.Graph([], [node.outputs[0] for node in made], nodes=made, initializers=weights)
+    limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, most))
+    try:
+        with pytest.raises(ExportError, match=r"^cannot write bundle out: No space left on device"), disk_errors("out"):
+            write_graph(ir.Model(graph, ir_version=10), tmp_path / "graph")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
