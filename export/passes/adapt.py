@@ -5,6 +5,7 @@ may mix adapters in one call, and a row without one adds zeros to what the produ
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,16 +29,20 @@ MATRIX = re.compile(r"(.+)\.weight(\.T)?(\.wide)?(\.rounded)?(\.float32)?(\.wide
 
 
 def linear_modules(model: Any) -> dict[str, tuple[int, int]]:
-    """Return inputs and outputs of each linear layer, by its name; not of the one that gives the logits."""
-    found, last = {}, model.get_output_embeddings()
+    """Return inputs and outputs of each linear layer, by its name; not of the one that gives the logits.
+
+    Where layers have one matrix together, the graph does not say which of them runs, and adapters are of one.
+    """
+    found, matrices, last = {}, dict[str, torch.Tensor](), model.get_output_embeddings()
     for name, module in model.named_modules():
         if module is last:
             continue
         if isinstance(module, nn.Linear) and type(module).forward in PLAIN:
-            found[name] = module.in_features, module.out_features
+            found[name], matrices[name] = (module.in_features, module.out_features), module.weight
         elif isinstance(module, Conv1D):
-            found[name] = module.nx, module.nf
-    return found
+            found[name], matrices[name] = (module.nx, module.nf), module.weight
+    users = Counter(map(id, matrices.values()))
+    return {name: sizes for name, sizes in found.items() if users[id(matrices[name])] == 1}
 
 
 def adaptable(model: ir.Model, modules: Mapping[str, tuple[int, int]]) -> tuple[Product, ...]:

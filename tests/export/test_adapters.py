@@ -50,12 +50,19 @@ def test_linear_layers_of_every_class_are_found(tmp_path: Path, kind: str, names
     assert {name.rpartition(".")[2] for name in linear_modules(model)} == names
 
 
+def test_layers_that_share_a_matrix_have_no_room(tmp_path: Path) -> None:
+    """Adapters are of one of them, and the graph does not say which of them runs."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_checkpoint("zamba2", tmp_path / "checkpoint"))
+    blocks = {name.split(".")[2] for name in linear_modules(model) if ".shared_transformer." in name}
+    assert blocks == {"2"}, "layers 0 and 3 have one block"
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    "kind", ["gpt2", "opt", "gemma2", "deepseek_v3", "bamba", "lfm2", "qwen3_moe", "codegen", "falcon"]
+    "kind", ["gpt2", "opt", "gemma2", "deepseek_v3", "bamba", "lfm2", "qwen3_moe", "codegen", "falcon", "zamba2"]
 )
 def test_in_other_families(tmp_path: Path, kind: str) -> None:
-    """With biases, MLA, recurrent layers, experts, and products of tokens in one row."""
+    """With biases, MLA, recurrent layers, experts, layers of one matrix, and products of tokens in one row."""
     entry = exported(tiny_checkpoint(kind, tmp_path / "checkpoint"), tmp_path / "bundle")
     assert len(entry.contract.adapters.products) >= 8
     assert entry.check["adapters"]["worst_error"] < entry.check["tolerance"]
