@@ -265,9 +265,7 @@ class Decoder(Shown):
             pool.require_new(name)
             read = read_adapter(Path(folder), pool.room, pool.dtype)  # while rounds go on
             with self._memory_shortage, self._on_stream:
-                self.target.engine.open_adapters()
-                for encoder in self._models.encoders:
-                    encoder.open_adapters()
+                self._models.open_adapters()
             with self.between_rounds(), self._memory_shortage:
                 self._require_open()
                 pool.load(name, Path(folder), read)

@@ -73,6 +73,13 @@ class Bundle(Contents):
         for name, entry in self.files.items():
             require_whole(self.path, name, int(entry["bytes"]))
 
+    def require_same(self) -> None:
+        """Refuse to read on where another bundle has taken the place of this one."""
+        graphs = {*self.models, *self.encoders, VISION}  # to which no file is ever added
+        own = {name: entry for name, entry in self.files.items() if name.split("/")[0] in graphs}
+        if own and not own.items() <= self.read(self.path).files.items():
+            raise BundleError(f"bundle {self.path} was replaced after it was read; open it again")
+
     @classmethod
     def read(cls, path: Path) -> "Bundle":
         """Read what a manifest says, and refuse one that cannot be true; the files themselves are not read."""

@@ -27,6 +27,7 @@ class Models:
         cache_bytes: int | None,
         prefix_bytes: int | None,
     ) -> None:
+        self._bundle, self._with_adapters = bundle, False
         own, others = engines.models[: len(bundle.names)], engines.models[len(bundle.names) :]
         encoders, eyes = engines.encoders, engines.eyes
         contracts = [one.contract for one in own]
@@ -73,6 +74,17 @@ class Models:
         self.eyes: Eyes | None = None
         if eyes is not None and self.images is not None and bundle.vision is not None:
             self.eyes = Eyes(eyes, bundle.vision.contract, self.images, (prefix_bytes or 0) // OF_IMAGES)
+
+    def open_adapters(self) -> None:
+        """Open the graphs that have room for adapters, unless they are open."""
+        if self._with_adapters:
+            return
+        self._bundle.require_same()
+        self.target.engine.open_adapters()
+        for encoder in self.encoders:
+            encoder.open_adapters()
+        self._bundle.require_same()
+        self._with_adapters = True
 
     def _images_of(self, draft: Contract) -> ImageRows | None:
         return self.images.for_draft(draft) if self.images is not None and draft.image_size else None

@@ -37,7 +37,8 @@ class Engines(NamedTuple):
 def open_graphs(bundle: Bundle, engine: str, devices: Sequence[str], opened: ExitStack) -> Engines:
     """Open all graphs of a bundle; what is `opened` is closed with that stack.
 
-    What encodes is opened by itself: it runs between rounds, so that models share no cores with it.
+    What encodes is opened by itself: it runs between rounds, so that models share no cores with it. A bundle that was
+    replaced since it was read is refused.
     """
     _refuse_drafts(bundle)
     target, drafts = engines_of(engine)
@@ -58,6 +59,7 @@ def open_graphs(bundle: Bundle, engine: str, devices: Sequence[str], opened: Exi
     encodes = ENGINES[target].encodes_in
     of_encoders = engines([encodes] * len(bundle.encoders), bundle.encoders)
     of_eyes = engines([ENGINES[target].sees_in or encodes] * len(eyes), eyes)
+    bundle.require_same()
     return Engines(of_models, dict(zip(bundle.encoders, of_encoders, strict=True)), of_eyes[0] if of_eyes else None)
 
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from shutil import copytree
+from shutil import copytree, rmtree
 from unittest.mock import patch
 
 import pytest
 from safetensors.torch import load_file, save_file
-from trt_spec.engines import RequestError
+from trt_spec.engines import Bundle, BundleError, RequestError
 from trt_spec.export import export_bundle
 from trt_spec.runtime import Decoder, Request, SamplingParams
 from trt_spec.runtime.memory.adapter_pool import AdapterPool
@@ -241,6 +241,24 @@ def test_without_room_adapters_are_refused_by_name(llama, adapted: Adapted) -> N
         with pytest.raises(RequestError, match="engine openvino-bfloat16 runs no adapters; use engine onnxruntime or"):
             decoder.load_adapter("wide", folder)
         run(decoder, [decoder.submit(PROMPT, GREEDY)])
+
+
+def test_of_a_bundle_that_was_replaced_nothing_more_is_read(adapted: Adapted, llama, tmp_path: Path) -> None:
+    """Else the rows that have adapters would be another model's."""
+    place = copytree(adapted.pair.bundle, tmp_path / "bundle")
+    bundle = Bundle.open(place)
+    with Decoder.open(bundle) as early, Decoder.open(bundle) as late:
+        early.load_adapter("wide", adapted.folders["wide"])
+        rmtree(place)
+        copytree(llama.bundle, place)
+        early.load_adapter("narrow", adapted.folders["narrow"])
+        for _ in range(2):
+            with pytest.raises(BundleError, match=r"bundle .* was replaced after it was read; open it again$"):
+                late.load_adapter("wide", adapted.folders["wide"])
+        plain = [run(one, [one.submit(PROMPT, GREEDY)]) for one in (early, late)]
+        assert plain[0] == plain[1]
+    with pytest.raises(BundleError, match="was replaced after it was read"):
+        Decoder.open(bundle)
 
 
 def test_what_nobody_loads_costs_no_memory(adapted: Adapted) -> None:
