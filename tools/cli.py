@@ -43,7 +43,7 @@ def _run(argv: Sequence[str] | None) -> int:
     arguments = parser.read_all(chosen.arguments)
     refuse_absent(arguments)
     if (rank := rank_by_torchrun()) > 0:
-        return follow(arguments, rank)
+        follow(arguments, rank)
     if chosen.command in FLAGS_APART:
         described.refuse(arguments)
     status: int = import_module(f".commands.{chosen.command}", __package__).run(arguments)

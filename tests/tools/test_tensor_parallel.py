@@ -12,6 +12,12 @@ from ..kit.shards import in_shards
 
 COMMAND = Path(sys.executable).with_name("trt-spec")
 ASKED = ["--engine", "torch", "--prompt", "hello", "--max-new-tokens", "12"]
+CLOSES_NOTHING = """
+import sys
+from trt_spec.runtime import Decoder, SamplingParams
+decoder = Decoder.open(sys.argv[1], engine="torch")
+decoder.generate("hello", SamplingParams(max_new_tokens=4))
+"""
 
 
 def test_a_server_refuses_another_number_of_shards_than_the_bundle_has(
@@ -42,3 +48,12 @@ def test_torchrun_starts_a_process_for_each_shard_on_two_nodes(llama: Pair, tmp_
     assert [one.returncode for one in nodes] == [0, 0]
     alone = subprocess.run([*generate, str(tmp_path / "1")], capture_output=True, text=True, check=True).stdout
     assert sorted(texts) == ["", alone]
+
+
+@pytest.mark.exhaustive
+def test_shards_that_nobody_has_closed_end_without_a_word(llama: Pair, tmp_path: Path) -> None:
+    in_shards(llama.bundle, tmp_path / "bundle", 2)
+    ended = subprocess.run(
+        [sys.executable, "-c", CLOSES_NOTHING, tmp_path / "bundle"], stderr=subprocess.PIPE, text=True
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -3,6 +3,7 @@
 import argparse
 import os
 from pathlib import Path
+from typing import NoReturn
 
 from ...engines import Bundle, EngineError
 
@@ -12,7 +13,7 @@ def rank_by_torchrun() -> int:
     return int(os.environ["RANK"]) if "TORCHELASTIC_RUN_ID" in os.environ else 0
 
 
-def follow(arguments: argparse.Namespace, rank: int) -> int:
+def follow(arguments: argparse.Namespace, rank: int) -> NoReturn:
     """Run a shard of the bundle that the command names, until the first process ends."""
     named = getattr(arguments, "model", None) or getattr(arguments, "bundle", None)
     if named is None or not (Path(named) / "manifest.json").exists():
@@ -24,4 +25,3 @@ def follow(arguments: argparse.Namespace, rank: int) -> int:
     from ...engines.torch.parallel.follower import follow as follow_first
 
     follow_first(Path(named), rank, device, compiled=arguments.engine == "torch-compiled")
-    return 0

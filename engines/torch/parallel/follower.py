@@ -1,11 +1,13 @@
 """A shard's process that does what the leading one says, until that ends."""
 
 import argparse
+import os
 import signal
 import sys
 from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -114,25 +116,36 @@ def main() -> None:
     follow(asked.bundle, asked.rank, asked.device, compiled=asked.compiled)
 
 
-def follow(folder: Path, rank: int, device: str, *, compiled: bool = False) -> None:
-    """Run one shard of the target in this process, until the leader ends."""
+def follow(folder: Path, rank: int, device: str, *, compiled: bool = False) -> NoReturn:
+    """Run one shard of the target until the leader ends, and this process with it.
+
+    Python itself must not end: a thread of the group that lets go of a tensor meanwhile would abort the process, and
+    whoever leaves the group first may wait for the others.
+    """
+    try:
+        _follow(folder, rank, device, compiled)
+        status = 0
+    except (EngineError, RuntimeError, OSError) as error:  # the leader says what has failed, if it is there
+        print(f"shard {rank} of the target ends: {first_line(error)}", file=sys.stderr)
+        status = GONE
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _follow(folder: Path, rank: int, device: str, compiled: bool) -> None:
     device = device_by_torchrun(device)
     bundle = Bundle.read(folder)  # the leader has verified its files
     contract, graph = bundle.target.contract, bundle.graph(bundle.names[0])
+    attending = Attending(Group(rank, contract.shards), device)
     try:
-        attending = Attending(Group(rank, contract.shards), device)
-        try:
-            engine = TorchEngine(shard_folder(graph.parent, rank) / GRAPH, contract, device, compiled)
-        except EngineError as error:
-            attending.failed(str(error))
-            return
-        attending.ready()
-        for number in (signal.SIGINT, signal.SIGTERM):  # the leader ends when its requests have ended, and this with it
-            signal.signal(number, signal.SIG_IGN)
-        Follower(engine, rank, attending.line).follow()
-    except (EngineError, RuntimeError, OSError) as error:  # the leader says what has failed, if it is there
-        print(f"shard {rank} of the target ends: {first_line(error)}", file=sys.stderr)
-        raise SystemExit(GONE) from None
+        engine = TorchEngine(shard_folder(graph.parent, rank) / GRAPH, contract, device, compiled)
+    except EngineError as error:
+        attending.failed(str(error))
+        return
+    attending.ready()
+    for number in (signal.SIGINT, signal.SIGTERM):  # the leader ends when its requests have ended, and this with it
+        signal.signal(number, signal.SIG_IGN)
+    Follower(engine, rank, attending.line).follow()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Where the processes of all shards meet: the first starts the others, or torchrun has started all of them."""
 
+import atexit
 import os
 import secrets
 import socket
@@ -101,6 +102,7 @@ class Gathering:
             self.end()
             raise
         self._store_kept = store  # it serves the others as long as it lives
+        atexit.register(self.end)  # if nobody closes it: Python cannot end while threads of the group work
 
     def _store(self, started: Group | None) -> Any:
         if started is None:
@@ -178,6 +180,7 @@ class Gathering:
         """
         if self._ended:
             return
+        atexit.unregister(self.end)
         self._why = self._why or why
         self._ended = True  # before they can go
         for line in self.lines:

@@ -3,6 +3,7 @@
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,27 @@ import os, signal
 from trt_spec.engines.torch.parallel.meeting import Attending, Group
 Attending(Group(1, 2), "cpu")
 os.kill(os.getpid(), signal.SIGKILL)
+"""
+A_THREAD_IS_LATE = """
+import sys, threading, time
+import torch
+import torch.distributed as dist
+from trt_spec.engines import EngineError
+from trt_spec.engines.torch.parallel import follower
+
+def ends_while_a_thread_of_the_group_works(*_):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    works = threading.Event()
+    def late(_):
+        works.set()
+        time.sleep(0.5)
+    dist.broadcast(torch.zeros(1), 0, async_op=True).get_future().then(late)
+    works.wait()
+    if sys.argv[1]:
+        raise EngineError(sys.argv[1])
+
+follower._follow = ends_while_a_thread_of_the_group_works
+follower.follow(None, 1, "cpu")
 """
 
 
@@ -151,3 +173,11 @@ def test_a_shard_that_dies_after_it_has_called_is_named(tmp_path: Path, monkeypa
     monkeypatch.setattr(meeting, "_start", dies)
     with pytest.raises(EngineError, match=rf"did not meet \(shard 1 of the target has ended with status {KILLED}\)"):
         Gathering(tmp_path, ["cpu", "cpu"], compiled=False)
+
+
+@pytest.mark.parametrize("why", ["", "the first has gone"])
+def test_a_shard_ends_as_it_says_although_a_thread_of_the_group_works_still(why: str) -> None:
+    """Python cannot end then: such a thread would abort the process."""
+    ended = subprocess.run([sys.executable, "-c", A_THREAD_IS_LATE, why], stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == (GONE if why else 0), ended.stderr
+    assert ended.stderr == (f"shard 1 of the target ends: {why}\n" if why else "")
